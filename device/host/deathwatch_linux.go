@@ -27,6 +27,7 @@ type deathShard struct {
 	mu      sync.Mutex
 	idle    sync.Cond // waiting became false
 	waiting bool
+	rounds  uint64 // how often it did
 	closed  bool
 	ids     []uint64
 	words   []*atomic.Uint32
@@ -131,10 +132,7 @@ func (s *deathShard) remove(id uint64) {
 	}
 	// Also for an id that is not there: it may have been reported a moment ago
 	// by a sleeper that still waits on the others.
-	s.kick()
-	for s.waiting {
-		s.idle.Wait()
-	}
+	s.settle()
 }
 
 func (s *deathShard) close() {
@@ -142,10 +140,7 @@ func (s *deathShard) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	s.ids, s.words = nil, nil
-	s.kick()
-	for s.waiting {
-		s.idle.Wait()
-	}
+	s.settle()
 }
 
 func (s *deathShard) drop(i int) {
@@ -153,6 +148,14 @@ func (s *deathShard) drop(i int) {
 	s.ids[i], s.words[i] = s.ids[last], s.words[last]
 	s.words[last] = nil
 	s.ids, s.words = s.ids[:last], s.words[:last]
+}
+
+// settle returns when the sleeper has seen the present set.
+func (s *deathShard) settle() {
+	s.kick()
+	for r := s.rounds; s.waiting && s.rounds == r; {
+		s.idle.Wait()
+	}
 }
 
 func (s *deathShard) kick() {
@@ -194,6 +197,7 @@ func (s *deathShard) run(onDeath func(uint64)) {
 		_, _ = FutexWaitv(s.snap, s.vals, -1)
 		s.mu.Lock()
 		s.waiting = false
+		s.rounds++
 		s.idle.Broadcast()
 	}
 }
