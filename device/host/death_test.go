@@ -177,8 +177,7 @@ func TestRobustMarksThreadDeath(t *testing.T) {
 		rw, _ := bothMappings(t)
 		tid := make(chan int)
 		errs := make(chan error)
-		go func() {
-			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		go onOtherThread(func() {
 			r, err := RegisterRobust(rw, 3)
 			errs <- err
 			if closed {
@@ -186,7 +185,7 @@ func TestRobustMarksThreadDeath(t *testing.T) {
 				r.Close()
 			}
 			tid <- unix.Gettid()
-		}()
+		})
 		require.NoError(t, <-errs)
 		id := <-tid
 		if closed {
@@ -202,6 +201,22 @@ func TestRobustMarksThreadDeath(t *testing.T) {
 	}
 	_, err := RegisterRobust(make([]byte, 16), 2)
 	require.Error(t, err)
+}
+
+// onOtherThread runs f on a thread that ends with it. The main thread does not.
+func onOtherThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			onOtherThread(f)
+		}()
+		<-done
+		runtime.UnlockOSThread()
+		return
+	}
+	f()
 }
 
 func TestPidfd(t *testing.T) {

@@ -26,6 +26,9 @@ func OpenSegment(fd, size int, writable bool) (*Segment, error) { return nil, Er
 // Bytes is nil here.
 func (s *Segment) Bytes() []byte { return nil }
 
+// Prefault does nothing here.
+func (s *Segment) Prefault() {}
+
 // FD is -1 here.
 func (s *Segment) FD() int { return -1 }
 

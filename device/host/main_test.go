@@ -51,7 +51,7 @@ func start(t testing.TB, helper string, extra ...string) *child {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe)
-	cmd.Env = append(append(os.Environ(), helperEnv+"="+helper), extra...)
+	cmd.Env = append(append(os.Environ(), helperEnv+"="+helper, "GORACE=atexit_sleep_ms=0"), extra...)
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	require.NoError(t, cmd.Start())

@@ -20,6 +20,8 @@ func TestSegmentIsSealed(t *testing.T) {
 	require.Len(t, s.Bytes(), 8192, "whole pages")
 	require.Equal(t, make([]byte, 8192), s.Bytes())
 	s.Bytes()[8191] = 7 // the owner still writes
+	s.Prefault()
+	require.Equal(t, byte(7), s.Bytes()[8191])
 
 	require.ErrorIs(t, unix.Ftruncate(s.FD(), 4096), unix.EPERM)
 	require.ErrorIs(t, unix.Ftruncate(s.FD(), 1<<20), unix.EPERM)
@@ -38,6 +40,7 @@ func TestSegmentIsSealed(t *testing.T) {
 
 	require.NoError(t, s.Close())
 	require.NoError(t, s.Close())
+	s.Prefault()
 	require.Nil(t, s.Bytes())
 	require.Equal(t, -1, s.FD())
 }
@@ -140,7 +143,7 @@ func TestNoRoomIsAnError(t *testing.T) {
 			exe, err := os.Executable()
 			require.NoError(t, err)
 			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), helperEnv+"=limited", "LIMITED="+kind)
+			cmd.Env = append(os.Environ(), helperEnv+"=limited", "LIMITED="+kind, "GORACE=atexit_sleep_ms=0")
 			var errOut bytes.Buffer
 			cmd.Stderr = &errOut
 			out, err := cmd.Output()
