@@ -47,6 +47,17 @@ func small(n uint64) int {
 // large sizes: up to the largest.
 func large(n uint64) int { return int(mix(n) % (wire.MaxPayload + 1)) }
 
+// noise is what payloads are cut out of: fast also under the race detector.
+var noise = func() []byte {
+	b := make([]byte, 0, wire.MaxPayload+noiseExtra)
+	for i := uint64(0); len(b) < cap(b); i++ {
+		b = binary.LittleEndian.AppendUint64(b, mix(i))
+	}
+	return b
+}()
+
+const noiseExtra = 64 << 10
+
 // frame is frame n. It is valid until the next call.
 func (s *stream) frame() *device.Frame {
 	r := mix(s.seed<<32 + s.n)
@@ -55,20 +66,18 @@ func (s *stream) frame() *device.Frame {
 	if kind == 0 {
 		kind = kinds[r%uint64(len(kinds))]
 	}
-	if cap(s.buf) < size+8 {
-		s.buf = make([]byte, max(size+8, 8192))
+	if cap(s.buf) < size {
+		s.buf = make([]byte, max(size, 8192))
 	}
-	s.buf = s.buf[:size+8]
-	for i := 0; i < size; i += 8 {
-		binary.LittleEndian.PutUint64(s.buf[i:], r+uint64(i)*0x9e3779b97f4a7c15)
-	}
+	s.buf = s.buf[:size]
+	copy(s.buf, noise[mix(r)%noiseExtra:])
 	s.f.Header = wire.Header{
 		Length: uint32(size), Kind: kind, Op: uint8(r), Phase: uint8(r >> 8), Flags: uint8(r >> 16), World: s.world,
 		Group: mix(r + 1), Version: mix(r + 2), Seq: s.n, Completed: mix(r + 3), Slot: uint16(r >> 24), To: uint16(r >> 40),
 		Inc: uint32(r >> 32), SetDigest: mix(r + 4), CallDigest: mix(r + 5), Offset: r >> 40, Total: r>>40 + uint64(size),
 		Tag: s.tag, ToInc: uint32(r >> 20),
 	}
-	s.f.Payload = s.buf[:size]
+	s.f.Payload = s.buf
 	return &s.f
 }
 

@@ -342,8 +342,9 @@ func (n *Network) recycle(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	for i := range b {
-		b[i] = 0xDB
+	b[0] = 0xDB
+	for done := 1; done < len(b); done *= 2 {
+		copy(b[done:], b[:done])
 	}
 	class := bits.Len(uint(len(b) - 1))
 	n.pool[class] = append(n.pool[class], b)
