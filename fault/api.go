@@ -28,6 +28,7 @@ type View struct {
 	Size     int      // slots in use so far; grows only at a Boundary
 	Capacity int      // slots that can ever be used
 	Members  []Member // by slot, ascending
+	Incs     []uint32 // by slot: the last incarnation ever numbered, also of a slot that is vacant now (missing: none)
 }
 
 // Group is what the machine knows of a group: a set of slots, and its history of losses.
@@ -60,6 +61,7 @@ type Value struct {
 	Size    int
 	Cuts    []Cut  // one for each group that lost or gained a member, or failed
 	At      uint64 // growth: the Boundary at which the newcomers enter; else 0
+	Why     string // for people: who is dropped or comes, and for what reason
 }
 
 // Cut ends a version of a group.
@@ -67,6 +69,7 @@ type Cut struct {
 	Group uint64
 	Seq   uint64 // operations up to here succeed with the old set, later ones belong to the new version
 	Fail  string // not empty: the group is failed for good (deadlock, mismatch, abort), and why
+	Slots Set    // of the group, for who does not know it
 }
 
 // Record is a process's vote, as others of its host read it from its memory, also after its death.

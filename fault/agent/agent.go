@@ -1,0 +1,321 @@
+// Package agent runs the machine of package fault: it turns what the mesh sees into events, and carries the effects out.
+// Everything happens on the mesh's loop thread; other threads post.
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/internal/wire"
+	"github.com/serry-project/serry/mesh"
+)
+
+// Host is who owns the groups (pg). All methods are called on the loop thread and must not block.
+type Host interface {
+	// Close stops decisions in these groups until the view of epoch is installed and says how far they are.
+	Close(epoch uint64, groups []uint64) []fault.GroupDone
+	// Reopen takes a Close back.
+	Reopen(installed uint64, groups []uint64)
+	// Install is the next view.
+	Install(in fault.Install)
+	// Waiting says what the caller of this process waits for, and how far it has arrived in group.
+	Waiting(group uint64) fault.Waiting
+	// Entered is the number of the last Boundary that the caller has entered.
+	Entered() uint64
+	// Hold and Release: see fault.
+	Hold(count uint64)
+	Release()
+	// Over ends everything: err is an *Over.
+	Over(err error)
+	// Left says that our Leave is done.
+	Left()
+	// Data is a frame of kind >= wire.KindData from a member.
+	Data(from fault.ID, f *device.Frame)
+	// Idle runs after each batch; it returns when it wants to run again (0: when something happens).
+	Idle(now time.Duration) time.Duration
+}
+
+// Over is the end of this process's membership.
+type Over struct {
+	NoQuorum bool // else: evicted
+	Epoch    uint64
+	Why      string
+}
+
+func (o *Over) Error() string {
+	if o.NoQuorum {
+		return "serry: no quorum: " + o.Why
+	}
+	return fmt.Sprintf("serry: evicted in epoch %d: %s", o.Epoch, o.Why)
+}
+
+// Agent is the mesh.Handler of a process. Make it with New, give it to mesh.Start, then Found or Join.
+type Agent struct {
+	m    *mesh.Mesh
+	host Host
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	posted []func() // run on the loop
+
+	// The loop's own.
+	machine *fault.Machine
+	peers   map[mesh.Nonce]*mesh.Peer
+	ids     map[mesh.Nonce]fault.ID
+	byID    map[fault.ID]mesh.Nonce
+	early   []early // frames that came before the machine was there
+	timer   time.Duration
+	onJoin  func(fault.Msg) // a joiner's answers
+	over    bool
+	died    map[mesh.Nonce]bool
+	board   *board
+}
+
+type early struct {
+	p *mesh.Peer
+	f device.Frame
+}
+
+// maxEarly bounds the frames kept for a machine that is about to start.
+const maxEarly = 4096
+
+// New makes an agent.
+func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
+	return &Agent{
+		m: m, host: host, log: log,
+		peers: map[mesh.Nonce]*mesh.Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
+		died: map[mesh.Nonce]bool{},
+	}
+}
+
+// Do runs f on the loop thread soon.
+func (a *Agent) Do(f func()) {
+	a.mu.Lock()
+	a.posted = append(a.posted, f)
+	a.mu.Unlock()
+	a.m.Post()
+}
+
+// Post gives the machine an event.
+func (a *Agent) Post(ev fault.Event) { a.Do(func() { a.step(ev) }) }
+
+// Start makes the machine, on the loop thread: ready is called there before the first event, with the machine in place.
+func (a *Agent) Start(cfg fault.Config, ready func()) {
+	a.Do(func() {
+		a.learn(cfg.View)
+		a.board = newBoard(a.m, cfg.Self, func(id fault.ID) []byte {
+			if p := a.peers[a.byID[id]]; p != nil {
+				return p.Board()
+			}
+			return nil
+		})
+		cfg.Board = a.board
+		m, effs := fault.New(cfg, a.m.Now())
+		a.machine = m
+		ready()
+		a.run(effs)
+		for n := range a.died {
+			if id, ok := a.ids[n]; ok {
+				a.step(fault.Died{ID: id})
+			}
+		}
+		es := a.early
+		a.early = nil
+		for i := range es {
+			a.Frame(es[i].p, &es[i].f)
+		}
+	})
+}
+
+// Asking makes answers to a joiner go to f, until Start.
+func (a *Agent) Asking(f func(fault.Msg)) { a.Do(func() { a.onJoin = f }) }
+
+// Created registers a group that an operation made.
+func (a *Agent) Created(ev fault.Created, ready func()) {
+	a.Do(func() {
+		ready()
+		a.step(ev)
+	})
+}
+
+func (a *Agent) learn(v fault.View) {
+	for _, m := range v.Members {
+		a.ids[m.Nonce] = m.ID
+		a.byID[m.ID] = m.Nonce
+	}
+}
+
+// Frame implements mesh.Handler.
+func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
+	if f.Kind == wire.KindControl && a.machine == nil && a.onJoin != nil {
+		if msg, err := fault.ParseMsg(f.Payload); err == nil {
+			switch msg.(type) {
+			case fault.Welcome, fault.Refused, fault.Stale:
+				a.onJoin(msg)
+				return
+			}
+		}
+	}
+	if a.machine == nil {
+		if len(a.early) < maxEarly {
+			g := *f
+			g.Payload = append([]byte(nil), f.Payload...)
+			a.early = append(a.early, early{p, g})
+		}
+		return
+	}
+	if a.over {
+		return
+	}
+	id, known := a.ids[p.Nonce()]
+	if f.Kind >= wire.KindData {
+		if known {
+			a.host.Data(id, f)
+		}
+		return
+	}
+	if f.Kind != wire.KindControl {
+		return
+	}
+	msg, err := fault.ParseMsg(f.Payload)
+	if err != nil {
+		a.log.Warn("a message cannot be read", "peer", p.Name(), "err", err)
+		return
+	}
+	a.step(fault.Entered{Count: a.host.Entered()})
+	if known {
+		a.step(fault.Received{From: id, Nonce: p.Nonce(), Msg: msg})
+	} else {
+		a.step(fault.Received{Nonce: p.Nonce(), Msg: msg})
+	}
+}
+
+// Died implements mesh.Handler.
+func (a *Agent) Died(p *mesh.Peer) {
+	a.died[p.Nonce()] = true
+	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
+		a.log.Info("the kernel says that a member of this host is dead", "slot", id.Slot, "inc", id.Inc)
+		a.step(fault.Died{ID: id})
+	}
+}
+
+// Silent implements mesh.Handler.
+func (a *Agent) Silent(p *mesh.Peer) {
+	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
+		a.log.Info("a member of another host is silent", "slot", id.Slot, "inc", id.Inc)
+		a.step(fault.Silent{ID: id})
+	}
+}
+
+// Heard implements mesh.Handler.
+func (a *Agent) Heard(p *mesh.Peer) {
+	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
+		a.step(fault.Heard{ID: id})
+	}
+}
+
+// Linked implements mesh.Handler.
+func (a *Agent) Linked(p *mesh.Peer) { a.peers[p.Nonce()] = p }
+
+// Tick implements mesh.Handler.
+func (a *Agent) Tick(now time.Duration) time.Duration {
+	for {
+		a.mu.Lock()
+		fs := a.posted
+		a.posted = nil
+		a.mu.Unlock()
+		if len(fs) == 0 {
+			break
+		}
+		for _, f := range fs {
+			f()
+		}
+	}
+	if a.machine != nil && a.timer != 0 && now >= a.timer {
+		a.timer = 0
+		a.step(fault.Tick{})
+	}
+	next := a.host.Idle(now)
+	if a.timer != 0 && (next == 0 || a.timer < next) {
+		next = a.timer
+	}
+	return next
+}
+
+func (a *Agent) step(ev fault.Event) {
+	if a.machine == nil || a.over {
+		return
+	}
+	a.run(a.machine.Step(a.m.Now(), ev))
+}
+
+func (a *Agent) run(effs []fault.Effect) {
+	for _, e := range effs {
+		switch e := e.(type) {
+		case fault.Send:
+			a.send(e)
+		case fault.Close:
+			faultpoint.Hit(faultpoint.AgentPromise)
+			a.step(fault.Closed{Ballot: e.Ballot, Groups: a.host.Close(a.machine.View().Epoch+1, e.Groups)})
+		case fault.Reopen:
+			a.host.Reopen(a.machine.View().Epoch, e.Groups)
+		case fault.Install:
+			faultpoint.Hit(faultpoint.AgentCommit)
+			a.learn(e.View)
+			a.host.Install(e)
+			for _, m := range e.Lost {
+				if p := a.peers[m.Nonce]; p != nil {
+					p.Forget()
+				}
+			}
+		case fault.Timer:
+			a.timer = e.At
+		case fault.AskWaiting:
+			w := a.host.Waiting(e.Group)
+			w.Token = e.Token
+			a.step(w)
+		case fault.Hold:
+			a.host.Hold(e.Count)
+			a.step(fault.Entered{Count: a.host.Entered()})
+		case fault.Release:
+			a.host.Release()
+		case fault.Evicted:
+			a.over = true
+			a.host.Over(&Over{Epoch: e.Epoch, Why: e.Why})
+		case fault.NoQuorum:
+			a.over = true
+			a.host.Over(&Over{NoQuorum: true, Epoch: a.machine.View().Epoch, Why: e.Why})
+		case fault.Left:
+			a.over = true
+			a.host.Left()
+		case fault.Note:
+			a.log.Debug(e.Text)
+		}
+	}
+}
+
+func (a *Agent) send(e fault.Send) {
+	n := mesh.Nonce(e.Nonce)
+	if e.To.Inc != 0 {
+		n = a.byID[e.To]
+	}
+	p := a.peers[n]
+	if p == nil {
+		return
+	}
+	var f device.Frame
+	f.Kind, f.To, f.ToInc = wire.KindControl, uint16(max(e.To.Slot, 0)), e.To.Inc
+	f.Payload = fault.AppendMsg(nil, e.Msg)
+	f.Length = uint32(len(f.Payload))
+	_ = p.Send(&f) // what a lost link costs is evidence, which the mesh reports
+}
+
+// SendTo sends a message to a peer that is not a member, or to a member as a joiner.
+func (a *Agent) SendTo(n mesh.Nonce, msg fault.Msg) {
+	a.Do(func() { a.send(fault.Send{Nonce: n, Msg: msg}) })
+}

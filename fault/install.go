@@ -1,0 +1,229 @@
+package fault
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// onCommit learns what was decided.
+func (m *Machine) onCommit(r Received, v Value) {
+	switch {
+	case v.Epoch == m.view.Epoch+1:
+		m.install(v)
+	case v.Epoch > m.view.Epoch+1 && m.member(r.From) != nil && v.Epoch > m.asked:
+		m.asked = v.Epoch
+		m.send(r.From, hello{m.head()})
+	}
+}
+
+// publish sends a decision to everybody of the old view: to those who stay, and to those who must know that they are out.
+func (m *Machine) publish(v Value) {
+	for _, p := range m.view.Members {
+		if p.ID != m.self && !m.isDead(p.ID) {
+			m.send(p.ID, commit{v})
+		}
+	}
+}
+
+// install goes on to the next view.
+func (m *Machine) install(v Value) {
+	old := m.view
+	h := installed{value: v}
+	var lost, joined []Member
+	for _, p := range old.Members {
+		if findMember(v.Members, p.ID) == nil {
+			lost = append(lost, p)
+			h.lost.Add(p.Slot)
+		}
+	}
+	for _, p := range v.Members {
+		if findMember(old.Members, p.ID) == nil {
+			joined = append(joined, p)
+			h.gained.Add(p.Slot)
+		}
+	}
+	if g := m.growth.hold; g != nil && v.At != 0 && g.quiet != nil {
+		h.attach = g.quiet.Attach
+	}
+	closed, ballot := m.closed, m.promised
+	m.view = View{Epoch: v.Epoch, Size: v.Size, Capacity: old.Capacity, Members: v.Members, Incs: incsOf(old.Incs, v.Members)}
+	m.hist = append(m.hist, h)
+	if len(m.hist) > keepHistory {
+		m.hist = slices.Delete(m.hist, 0, len(m.hist)-keepHistory)
+	}
+
+	if m.member(m.self) == nil {
+		m.evicted(v.Epoch, v.Why)
+		return
+	}
+	reopen := m.applyCuts(v, h, closed)
+	m.emit(Install{View: m.view, Cuts: v.Cuts, Lost: lost, Joined: joined, At: v.At, Why: v.Why})
+	if len(reopen) > 0 {
+		m.emit(Reopen{ballot, reopen})
+	}
+	if m.growth.hold != nil && v.At == 0 {
+		m.emit(Release{})
+	}
+	m.newEpoch()
+	for _, p := range joined {
+		m.welcome(p, h)
+	}
+
+	// What waited for this view.
+	waits := m.waits
+	m.waits = nil
+	for _, r := range waits {
+		if m.over {
+			return
+		}
+		m.receive(r)
+	}
+}
+
+// applyCuts brings the groups to a new view, and returns those of closed that go on where they stood.
+func (m *Machine) applyCuts(v Value, h installed, closed []uint64) (reopen []uint64) {
+	now := slotsOf(v.Members)
+	cut := func(id uint64) *Cut {
+		for i := range v.Cuts {
+			if v.Cuts[i].Group == id {
+				return &v.Cuts[i]
+			}
+		}
+		return nil
+	}
+	for i := range m.groups {
+		g := &m.groups[i]
+		c := cut(g.ID)
+		lost := g.Slots.And(h.lost)
+		switch {
+		case c != nil:
+			g.Active, g.Version, g.Cut = g.Slots.And(now), v.Epoch, c.Seq
+			if g.Failed == "" {
+				g.Failed = c.Fail
+			}
+			m.orphan = slices.DeleteFunc(m.orphan, func(id uint64) bool { return id == g.ID })
+			if g.Failed != "" {
+				m.fails = slices.DeleteFunc(m.fails, func(f failing) bool { return f.Group == g.ID })
+			}
+		case g.Failed != "":
+			g.Active = g.Slots.And(now)
+		case !lost.Empty() && !slices.Contains(m.orphan, g.ID):
+			// Nobody who promised knew this group: the next change cuts it.
+			m.orphan = append(m.orphan, g.ID)
+		}
+	}
+	for _, id := range closed {
+		if cut(id) == nil {
+			reopen = append(reopen, id)
+		}
+	}
+	return reopen
+}
+
+// newEpoch forgets what concerned only the old view.
+func (m *Machine) newEpoch() {
+	m.promised, m.accepted, m.value = Ballot{}, Ballot{}, Value{}
+	m.maxNum = ballotBase(m.view.Epoch)
+	m.closed, m.closing, m.states, m.joined = nil, false, nil, nil
+	m.att, m.tries, m.takeAt, m.standDown, m.workAt, m.alone = nil, 0, 0, 0, 0, 0
+	clear(m.unanswered)
+	m.late, m.slow, m.told, m.sentTo, m.again, m.linkAt = nil, nil, nil, Set{}, 0, 0
+	m.blame.chases, m.blame.pending = nil, nil
+	m.growth.hold, m.growth.run, m.growth.replaced = nil, nil, nil
+	m.fails = slices.DeleteFunc(m.fails, func(f failing) bool { return m.group(f.Group) == nil })
+	gone := func(id ID) bool {
+		// One of a later view than ours may be told of before we learn that view.
+		return m.member(id) == nil && id.Slot < len(m.view.Incs) && id.Inc <= m.view.Incs[id.Slot]
+	}
+	m.proof = slices.DeleteFunc(m.proof, gone)
+	m.rumour = slices.DeleteFunc(m.rumour, gone)
+	m.silent = slices.DeleteFunc(m.silent, gone)
+	m.asks = slices.DeleteFunc(m.asks, func(v vouching) bool { return gone(v.about) || gone(v.by) })
+}
+
+// welcome tells a newcomer all that it needs to start.
+func (m *Machine) welcome(p Member, h installed) {
+	w := Welcome{Self: p.ID, At: h.value.At, Attach: h.attach}
+	w.View = View{Epoch: h.value.Epoch, Size: h.value.Size, Capacity: m.view.Capacity, Members: h.value.Members}
+	// Of the view in which it enters, not of a later one: it learns what came after like any other member.
+	w.View.Incs = incsAt(m.view.Incs, m.hist, h.value.Epoch)
+	now := slotsOf(h.value.Members)
+	for _, c := range h.value.Cuts {
+		if c.Slots.Has(p.Slot) && c.Fail == "" {
+			w.Groups = append(w.Groups, Group{ID: c.Group, Slots: c.Slots, Active: c.Slots.And(now),
+				Version: h.value.Epoch, Cut: c.Seq})
+		}
+	}
+	m.emit(Send{Nonce: p.Nonce, Msg: w})
+}
+
+// incsAt takes back what later growths numbered.
+func incsAt(incs []uint32, hist []installed, epoch uint64) []uint32 {
+	incs = slices.Clone(incs)
+	for i := len(hist) - 1; i >= 0 && hist[i].value.Epoch > epoch; i-- {
+		for s := hist[i].gained.Next(0); s >= 0; s = hist[i].gained.Next(s + 1) {
+			incs[s]--
+		}
+	}
+	for len(incs) > 0 && incs[len(incs)-1] == 0 {
+		incs = incs[:len(incs)-1]
+	}
+	return incs
+}
+
+// onCreated adds a group, and what happened to it since the operation that made it.
+func (m *Machine) onCreated(e Created) {
+	if m.group(e.Group.ID) != nil {
+		return
+	}
+	g := e.Group
+	g.Active = g.Slots.And(m.slots())
+	for _, h := range m.hist {
+		if h.value.Epoch <= e.Epoch {
+			continue
+		}
+		touched := !g.Slots.And(h.lost.Or(h.gained)).Empty()
+		seq, fail := uint64(0), ""
+		for _, c := range h.value.Cuts {
+			if c.Group == g.ID {
+				touched, seq, fail = true, c.Seq, c.Fail
+			}
+		}
+		if touched {
+			g.Version, g.Cut = h.value.Epoch, seq
+			if g.Failed == "" {
+				g.Failed = fail
+			}
+		}
+	}
+	m.groups = append(m.groups, g)
+	// A promise that we gave before we knew the group closes it too, before anything can be decided in it.
+	if m.promised != (Ballot{}) && m.joined == nil && g.Failed == "" && !g.Slots.And(m.namedSlots).Empty() {
+		m.closeGroups([]uint64{g.ID})
+	}
+}
+
+// whyOf makes the sentence that goes with a change.
+func whyOf(drop []suspicion, fails []failing, joiners []Member) string {
+	var s []string
+	for _, d := range drop {
+		if len(s) == 8 && len(drop) > 9 {
+			s = append(s, fmt.Sprintf("and %d more ranks were dropped", len(drop)-8))
+			break
+		}
+		s = append(s, d.Why)
+	}
+	for _, f := range fails {
+		if f.Why != "" {
+			s = append(s, fmt.Sprintf("group %d is failed: %s", f.Group, f.Why))
+		}
+	}
+	for _, j := range joiners {
+		s = append(s, fmt.Sprintf("rank %d (incarnation %d) joins", j.Slot, j.Inc))
+	}
+	if len(s) == 0 {
+		return "no member was lost: what was suspected did not hold"
+	}
+	return clip(strings.Join(s, "; "))
+}
