@@ -27,18 +27,25 @@ type Config struct {
 	Listen string   // host or interface to listen on; default: the address of the route to Via, never 0.0.0.0
 	Via    string   // "host:port" of the rendezvous, to find that route; empty: loopback
 
+	// SocketDir is where unix sockets lie, if abstract ones do not reach from one container to the next: processes with
+	// the same directory are on one host.
+	SocketDir string
+
 	HeartbeatEvery time.Duration                 // between processes of different hosts (default 100 ms)
 	HeartbeatLimit time.Duration                 // silence that is evidence (default 1 s)
 	NoChecksum     bool                          // leave CRC32C out of TCP frames
 	Wrap           func(device.Link) device.Link // tests: put device/faulty around every link
 	Log            *slog.Logger
+
+	testHost uint64 // tests: a Mesh.Host of its own
 }
 
 // Handler gets what the loop sees, on the loop's thread, one call at a time. It must not block.
 type Handler interface {
 	// Frame is a frame of kind >= wire.KindControl from p. The payload is valid during the call.
 	Frame(p *Peer, f *device.Frame)
-	// Died is the kernel's proof that a process of this host is gone (robust futex, pidfd).
+	// Died is proof that a process is gone for good: the kernel's, for one of this host (robust futex, pidfd), or its own
+	// word when it closed its Mesh. All frames that it sent to us before have been delivered, as far as they had come.
 	Died(p *Peer)
 	// Silent says that a process of another host has not been heard for HeartbeatLimit; Heard takes it back.
 	Silent(p *Peer)
