@@ -44,6 +44,7 @@ func (m *Mesh) Connect(ctx context.Context, addr []byte) (*Peer, error) {
 		if mine {
 			p, err = m.dial(ctx, a, nil)
 			m.end(a.Nonce)
+			m.wg.Done()
 			if err == nil {
 				select {
 				case <-p.linked:
@@ -137,6 +138,7 @@ func (m *Mesh) begin(n Nonce) (p *Peer, mine bool, changed <-chan struct{}, err 
 		return nil, false, m.changed, nil
 	}
 	m.dialing[n] = time.Now()
+	m.wg.Add(1) // Close waits for the dial
 	return nil, true, m.changed, nil
 }
 
@@ -286,11 +288,13 @@ func (m *Mesh) dialled(ctx context.Context, c net.Conn, a *Address, why purpose,
 			c.Close()
 			return nil, err
 		}
+	} else {
+		m.again(p)
 	}
 	peerHas, gen, err := t.ready(true, p.base.Reset)
 	if err != nil {
 		c.Close()
-		m.unadopt(p)
+		m.settled(p)
 		return nil, err
 	}
 	return p, m.hand(p, c, peerHas, gen, true)
@@ -310,9 +314,11 @@ func (m *Mesh) adopt(t *talk, mem *foreign, given uint32, reason string) (*Peer,
 	case p != nil && p.over.Load():
 		return nil, refused("process %x is dead", t.addr.Nonce)
 	case p != nil:
+		p.hands++
 		return p, nil
 	}
 	p = m.newPeer(t.addr, bytes.Clone(t.raw), mem, given, reason)
+	p.hands = 1
 	m.peers[p.nonce] = p
 	if mem != nil && m.words.Load() != nil && !mem.hasWords {
 		mem.hasWords = true
@@ -322,10 +328,17 @@ func (m *Mesh) adopt(t *talk, mem *foreign, given uint32, reason string) (*Peer,
 	return p, nil
 }
 
-// unadopt forgets a peer whose first handshake failed at the end.
-func (m *Mesh) unadopt(p *Peer) {
+func (m *Mesh) again(p *Peer) {
 	m.mu.Lock()
-	never := p.base.Attached() == 0 && m.peers[p.nonce] == p
+	p.hands++
+	m.mu.Unlock()
+}
+
+// settled ends a handshake that adopted p. If no connection came of it, nor can from another one, p is forgotten.
+func (m *Mesh) settled(p *Peer) {
+	m.mu.Lock()
+	p.hands--
+	never := p.hands == 0 && p.base.Attached() == 0 && m.peers[p.nonce] == p
 	if never {
 		delete(m.peers, p.nonce)
 		m.bump()
@@ -344,12 +357,16 @@ func (m *Mesh) hand(p *Peer, c net.Conn, peerHas, gen uint64, dialler bool) erro
 	_, isTCP := c.(*net.TCPConn)
 	fd, err := descriptor(c)
 	if err != nil {
+		m.settled(p)
 		return err
 	}
 	if isTCP {
 		tcp.Tune(fd)
 	}
-	m.lp.do(func() { m.lp.attach(p, fd, peerHas, gen, dialler) })
+	m.lp.do(func() {
+		m.lp.attach(p, fd, peerHas, gen, dialler)
+		m.settled(p)
+	})
 	return nil
 }
 
@@ -443,12 +460,13 @@ func (m *Mesh) accepted(c net.Conn) (err error) {
 		if p == nil || p.over.Load() || p.share != unix {
 			return t.refuse(refused("%s has no link with %s any more", m.cfg.Name, t.addr.Name))
 		}
+		m.again(p)
 	} else if p, err = m.adopt(t, mem, given, reason); err != nil {
 		return t.refuse(err)
 	}
 	peerHas, gen, err := t.ready(false, p.base.Reset)
 	if err != nil {
-		m.unadopt(p)
+		m.settled(p)
 		return err
 	}
 	handed = true
@@ -462,15 +480,10 @@ func (m *Mesh) acceptMemory(t *talk, mem *foreign, given uint32) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	old, ok := m.pending[t.addr.Nonce]
-	if m.closed || m.peers[t.addr.Nonce] != nil {
-		old, ok = pendingMemory{mem, given}, true
-	} else {
-		m.pending[t.addr.Nonce] = pendingMemory{mem, given}
-	}
-	if ok {
+	if old, ok := m.pending[t.addr.Nonce]; ok {
 		m.dropMemory(old.mem, old.given)
 	}
+	m.pending[t.addr.Nonce] = pendingMemory{mem, given}
 	return nil
 }
 
@@ -494,9 +507,14 @@ func (m *Mesh) welcome(h *hello) error {
 // redialTime is short: across a cut cable a fresh attempt every second is back sooner than one that backs off.
 const redialTime = time.Second
 
+// refusedTime is how long a peer may say that it knows of no link: it may have missed the end of the first handshake, and
+// be about to dial.
+const refusedTime = 3 * time.Second
+
 // redial brings a lost connection back, until it is there, from whichever side, or the peer is over.
 func (m *Mesh) redial(p *Peer, first time.Duration) {
 	var lost error
+	start := time.Now()
 	defer func() { m.lp.do(func() { m.lp.redialled(p, lost) }) }()
 	for wait := first; ; wait = min(max(2*wait, 10*time.Millisecond), 500*time.Millisecond) {
 		select {
@@ -525,7 +543,7 @@ func (m *Mesh) redial(p *Peer, first time.Duration) {
 			return
 		}
 		var r *RefusedError
-		if errors.As(err, &r) || p.mem != nil && errors.Is(err, syscall.ECONNREFUSED) {
+		if errors.As(err, &r) && time.Since(start) > refusedTime || p.mem != nil && errors.Is(err, syscall.ECONNREFUSED) {
 			lost = err
 			return
 		}

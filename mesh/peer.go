@@ -49,6 +49,7 @@ type Peer struct {
 	since   time.Duration // when it was attached last
 
 	release sync.Once
+	hands   int // handshakes that are to give it a connection; of Mesh.mu
 }
 
 // Nonce names the process.

@@ -117,6 +117,11 @@ func (m *Mesh) acceptWords(t *talk) error {
 		closeFds(fds)
 		return errors.Join(err, fmt.Errorf("mesh: words message with %d descriptors", len(fds)))
 	}
+	m.mu.Lock()
+	if p := m.peers[t.addr.Nonce]; p != nil && p.mem != nil {
+		p.mem.hasWords = true
+	}
+	m.mu.Unlock()
 	m.takeWords(fds[0], t.addr.Name)
 	_, _, err = t.ready(true, noLink)
 	return err

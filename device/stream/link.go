@@ -293,6 +293,7 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 		}
 		l.rd.fed(k)
 		total += k
+		l.in.Add(int64(k))
 		for {
 			ok, err := l.rd.next(&f)
 			if err != nil {
@@ -318,7 +319,6 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 		}
 	}
 	c.done()
-	l.in.Add(int64(total))
 	l.unacked += total
 	if ack > 0 || why != nil {
 		l.wmu.Lock()
