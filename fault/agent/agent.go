@@ -135,13 +135,8 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 // Asking makes answers to a joiner go to f, until Start.
 func (a *Agent) Asking(f func(fault.Msg)) { a.Do(func() { a.onJoin = f }) }
 
-// Created registers a group that an operation made.
-func (a *Agent) Created(ev fault.Created, ready func()) {
-	a.Do(func() {
-		ready()
-		a.step(ev)
-	})
-}
+// Step gives the machine an event at once. On the loop thread only (inside Do).
+func (a *Agent) Step(ev fault.Event) { a.step(ev) }
 
 func (a *Agent) learn(v fault.View) {
 	for _, m := range v.Members {

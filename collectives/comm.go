@@ -1,0 +1,289 @@
+package collectives
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/device/host"
+	"github.com/serry-project/serry/internal/slots"
+)
+
+// Member is a connected process that a version of the group has.
+type Member struct {
+	Rank  int // in the group
+	Slot  int
+	Inc   uint32
+	Arena []byte                    // its arena, if we share memory; nil: its data comes in frames
+	Send  func(*device.Frame) error // nil for ourselves
+}
+
+type peer struct {
+	Member
+	area atomic.Pointer[area]
+	done atomic.Uint64 // remote: completed-through, as it last said
+}
+
+// Version is the connected members of one version of the group.
+type Version struct {
+	Epoch  uint64    // of the change that made it
+	From   uint64    // operations after this sequence belong to it
+	Active slots.Set // slots
+	Ranks  slots.Set // the same as ranks of the group
+	N      int       // members
+	Fail   string    // not empty: the group is failed for good from here on
+	Lost   []int     // ranks that the version before had and this one has not
+
+	peers   []*peer // by rank; nil: not active
+	remotes []*peer
+	locals  []*peer
+	digest  uint64
+	next    atomic.Pointer[Version]
+}
+
+// Next is the version after this one, nil if this is the last: operations after its From have moved there.
+func (v *Version) Next() *Version { return v.next.Load() }
+
+// Config makes a Comm.
+type Config struct {
+	Group   uint64
+	Rank    int
+	Slots   []int // of all ranks, ascending
+	Arena   *Arena
+	Words   []byte // the host's shared words, or private memory of WordsBytes where no peer shares memory
+	Shape   Shape
+	Retain  int  // bytes up to which class (a) skips the completion hop
+	CanSpin bool // the host's ranks fit on the cores
+}
+
+// Comm runs the operations of one group. Step and Restart are for one goroutine at a time; Frame, Install, Close and the
+// other methods may run beside it.
+type Comm struct {
+	cfg   Config
+	size  int
+	own   *area
+	dec   Word
+	gen   *atomic.Uint32
+	sleep *atomic.Uint32
+
+	cur   atomic.Pointer[Version]
+	first *Version
+
+	srcs [][]byte // scratch
+	buf  []byte   // scratch of one frame
+
+	mu    sync.Mutex // guards what follows
+	inbox map[inKey]*part
+	holds map[inKey]struct{}
+	told  uint64 // done that remotes have been told
+	hdr   device.Frame
+	sbuf  sync.Mutex
+}
+
+// New makes the Comm of a group whose first version is v. done is the sequence at which this rank starts.
+func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
+	own, err := cfg.Arena.alloc(cfg.Group, cfg.Shape, done)
+	if err != nil {
+		return nil, err
+	}
+	off, err := claim(cfg.Words, cfg.Group, epoch, done)
+	if err != nil {
+		cfg.Arena.free(cfg.Group)
+		return nil, err
+	}
+	c := &Comm{
+		cfg: cfg, size: cfg.Shape.Size, own: own,
+		dec: host.Word64(cfg.Words, off+128), gen: host.Word32(cfg.Words, off+256), sleep: host.Word32(cfg.Words, off+384),
+		srcs: make([][]byte, cfg.Shape.Size), inbox: map[inKey]*part{}, holds: map[inKey]struct{}{}, told: done,
+	}
+	v := c.version(nil, epoch, done, members)
+	c.first = v
+	c.cur.Store(v)
+	c.rearm(v)
+	return c, nil
+}
+
+// version makes a Version; peers that the version before has too keep their state.
+func (c *Comm) version(before *Version, epoch, from uint64, members []Member) *Version {
+	v := &Version{Epoch: epoch, From: from, peers: make([]*peer, c.size)}
+	for _, m := range members {
+		var p *peer
+		if before != nil {
+			if q := before.peers[m.Rank]; q != nil && q.Inc == m.Inc {
+				p = q
+			}
+		}
+		if p == nil {
+			p = &peer{Member: m}
+			p.done.Store(from)
+		}
+		v.peers[m.Rank] = p
+		v.Ranks.Add(m.Rank)
+		v.Active.Add(m.Slot)
+		v.N++
+		switch {
+		case m.Rank == c.cfg.Rank:
+		case m.Arena != nil:
+			v.locals = append(v.locals, p)
+		default:
+			v.remotes = append(v.remotes, p)
+		}
+	}
+	if before != nil {
+		for r, p := range before.peers {
+			if p != nil && (v.peers[r] == nil || v.peers[r].Inc != p.Inc) {
+				v.Lost = append(v.Lost, r)
+			}
+		}
+	}
+	v.digest = v.Active.Digest()
+	return v
+}
+
+// Current is the last version installed.
+func (c *Comm) Current() *Version { return c.cur.Load() }
+
+// Remote says that some member's data comes in frames.
+func (c *Comm) Remote() bool { return len(c.cur.Load().remotes) > 0 }
+
+// Untold says that remote members do not know yet how far we are.
+func (c *Comm) Untold() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.own.done.Load() > c.told && len(c.cur.Load().remotes) > 0
+}
+
+// MembersAt lists the members of the version of that epoch.
+func (c *Comm) MembersAt(epoch uint64) []Member {
+	for v := c.first; v != nil; v = v.next.Load() {
+		if v.Epoch == epoch {
+			return c.Members(v)
+		}
+	}
+	return nil
+}
+
+// Done is the sequence up to which this rank has returned.
+func (c *Comm) Done() uint64 { return c.own.done.Load() }
+
+// Install ends the current version at the cut and starts the next one. fail: the group is failed for good.
+func (c *Comm) Install(epoch, cut uint64, members []Member, fail string) *Version {
+	before := c.cur.Load()
+	v := c.version(before, epoch, cut, members)
+	v.Fail = fail
+	c.cur.Store(v)
+	before.next.Store(v)
+	c.rearm(v)
+	c.prune(v)
+	c.Wake()
+	return v
+}
+
+// rearm makes the host's word "nothing decided after the cut" of version v, unless it is there already or further.
+func (c *Comm) rearm(v *Version) {
+	for {
+		w := c.dec.Load()
+		if !behind(decision(w).version(), v.Epoch&(1<<18-1), 18) {
+			return
+		}
+		if c.dec.CompareAndSwap(w, uint64(decided(v.Epoch, v.From))) {
+			return
+		}
+	}
+}
+
+// CloseWord stops decisions until the view of epoch is installed, and returns for each living member of this host that
+// alive names (by rank) the sequence up to which it may have returned.
+func (c *Comm) CloseWord(epoch uint64, alive func(rank int) bool) (done map[int]uint64) {
+	v := c.cur.Load()
+	var w uint64
+	for {
+		w = c.dec.Load()
+		if decision(w).closed() == closedFor(epoch) || decision(w).version() != v.Epoch&(1<<18-1) {
+			break
+		}
+		if n := w&^0xffff | closedFor(epoch); c.dec.CompareAndSwap(w, n) {
+			w = n
+			break
+		}
+	}
+	done = map[int]uint64{}
+	put := func(r int, a *area) {
+		if a == nil {
+			return // it has no memory for the group yet, so it has returned from nothing
+		}
+		full := a.completing.Load()
+		if d := decision(w).seq(); decision(w).version() == v.Epoch&(1<<18-1) && behind(d, full&(1<<30-1), 30) {
+			full -= (full - d) & (1<<30 - 1)
+		}
+		if d := a.done.Load(); d > full { // a newcomer's, or one that has long returned
+			full = d
+		}
+		done[r] = full
+	}
+	put(c.cfg.Rank, c.own)
+	for _, p := range v.locals {
+		if alive(p.Rank) {
+			if _, err := c.bind(p); err == nil {
+				put(p.Rank, p.area.Load())
+			}
+			if _, ok := done[p.Rank]; !ok {
+				done[p.Rank] = v.From
+			}
+		}
+	}
+	return done
+}
+
+// Reopen takes a close for a view that is installed back.
+func (c *Comm) Reopen(installed uint64) {
+	for {
+		w := c.dec.Load()
+		cl := decision(w).closed()
+		if cl == 0 || behind(closedFor(installed), cl, 15) {
+			return
+		}
+		if c.dec.CompareAndSwap(w, w&^0xffff) {
+			c.Wake()
+			return
+		}
+	}
+}
+
+// Wake wakes everybody of this host who sleeps in the group.
+func (c *Comm) Wake() {
+	c.sleep.Store(0)
+	c.gen.Add(1)
+	host.FutexWake(c.gen, 1<<30)
+}
+
+// nudge wakes them only if somebody may be asleep.
+func (c *Comm) nudge() {
+	if c.sleep.Load() != 0 && c.sleep.CompareAndSwap(1, 0) {
+		c.gen.Add(1)
+		host.FutexWake(c.gen, 1<<30)
+	}
+}
+
+// bind finds a local peer's area, nil if it has not made it yet.
+func (c *Comm) bind(p *peer) (*area, error) {
+	if a := p.area.Load(); a != nil {
+		return a, nil
+	}
+	a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d (slot %d) and this one do not agree about the group's memory: %w", p.Rank, p.Slot, err)
+	}
+	if a != nil {
+		p.area.Store(a)
+	}
+	return a, nil
+}
+
+// Release gives the group's memory back. No operation may be under way, here or at a peer.
+func (c *Comm) Release() { c.cfg.Arena.free(c.cfg.Group) }
+
+func (c *Comm) slot(a *area, o *Op) *slotMem {
+	return &a.slots[int(o.Seq%uint64(c.cfg.Shape.Depth))*c.cfg.Shape.Lanes+min(int(o.Phase), c.cfg.Shape.Lanes-1)]
+}

@@ -1,0 +1,260 @@
+package collectives
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+
+	"github.com/serry-project/serry/device/host"
+)
+
+// A process's arena is written by that process alone and mapped read-only by the others of its host.
+//
+//	0          directory: 1024 entries of 32 bytes {group id, offset of the area, slot bytes, depth<<32 | lanes<<24 | size}
+//	32 KiB..   areas
+//
+// An area belongs to one group:
+//
+//	0          done: this rank has returned from every operation up to this sequence
+//	128        completing: it may be about to return from operations up to this sequence
+//	256        slots, depth x lanes of them
+//
+// A slot holds the contribution to one operation (to one half of it where lanes is 2). Words that different ranks poll
+// are 128 bytes apart.
+//
+//	0          pub: stamp<<20 | chunks published<<1 | sealed
+//	128        ack: stamp<<20 | chunks consumed<<1           (this rank's reading of the same operation)
+//	256        hold: stamp<<20 | 1                           ("I hold all", groups over several hosts)
+//	384        the call (callBytes), then {offset, length} for each rank of the group (16 bytes each)
+//	...        data, slot bytes, 4 KiB aligned
+//
+// stamp is the low 14 bits of the version and the low 30 of the sequence.
+const (
+	dirEntries  = 1024
+	dirBytes    = dirEntries * 32
+	areaHeader  = 256
+	slotPub     = 0
+	slotAck     = 128
+	slotHold    = 256
+	slotCall    = 384
+	callBytes   = 64
+	slotCounts  = slotCall + callBytes
+	pageBytes   = 4096
+	maxChunks   = 1<<19 - 1
+	stampShift  = 20
+	sealedBit   = 1
+	stampSeqLen = 30
+)
+
+func stampOf(version, seq uint64) uint64 {
+	return (version&(1<<14-1))<<stampSeqLen | seq&(1<<stampSeqLen-1)
+}
+
+// Word is a 64-bit word that processes share; *atomic.Uint64 is one. A simulation supplies its own.
+type Word interface {
+	Load() uint64
+	Store(uint64)
+	CompareAndSwap(old, new uint64) bool
+}
+
+// area is one rank's memory for one group, its own or a peer's.
+type area struct {
+	done, completing Word
+	slots            []slotMem // index (seq % depth) * lanes + lane
+}
+
+type slotMem struct {
+	pub, ack, hold Word
+	call           []byte // callBytes
+	counts         []byte // 16 bytes per rank
+	data           []byte
+}
+
+// Shape is the size of a group's area, equal on all its members.
+type Shape struct {
+	Size      int // ranks
+	SlotBytes int // data of one slot (of one half where Lanes is 2)
+	Depth     int // operations that may have bytes in flight
+	Lanes     int // 2: pairs of halves (dispatch and combine), else 1
+}
+
+func (s Shape) dataOffset() int {
+	return (slotCounts + 16*s.Size + pageBytes - 1) &^ (pageBytes - 1)
+}
+
+func (s Shape) slotStride() int { return s.dataOffset() + (s.SlotBytes+pageBytes-1)&^(pageBytes-1) }
+
+// Bytes is the arena that a group of this shape takes.
+func (s Shape) Bytes() int { return s.areaBytes() }
+
+func (s Shape) areaBytes() int {
+	return (areaHeader+s.Depth*s.Lanes*s.slotStride()+pageBytes-1)&^(pageBytes-1) + pageBytes
+}
+
+// view makes an area of the bytes at off, which have been checked to be in bounds.
+func (s Shape) view(arena []byte, off int) *area {
+	a := &area{done: host.Word64(arena, off), completing: host.Word64(arena, off+128)}
+	for i := range s.Depth * s.Lanes {
+		b := off + areaHeader + i*s.slotStride()
+		d := b + s.dataOffset()
+		a.slots = append(a.slots, slotMem{
+			pub: host.Word64(arena, b+slotPub), ack: host.Word64(arena, b+slotAck), hold: host.Word64(arena, b+slotHold),
+			call:   arena[b+slotCall : b+slotCall+callBytes : b+slotCall+callBytes],
+			counts: arena[b+slotCounts : b+slotCounts+16*s.Size : b+slotCounts+16*s.Size],
+			data:   arena[d : d+s.SlotBytes : d+s.SlotBytes],
+		})
+	}
+	return a
+}
+
+// Arena hands out the areas of this process. It is safe for concurrent use.
+type Arena struct {
+	mu    sync.Mutex
+	mem   []byte
+	spans []span // taken, ascending
+}
+
+type span struct{ off, end int }
+
+// NewArena takes over this process's own arena memory.
+func NewArena(mem []byte) (*Arena, error) {
+	if len(mem) < dirBytes+pageBytes {
+		return nil, fmt.Errorf("collectives: arena of %d bytes, at least %d are needed: raise SERRY_SHM_BYTES", len(mem), dirBytes+pageBytes)
+	}
+	return &Arena{mem: mem}, nil
+}
+
+// alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
+func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	need, off, at := s.areaBytes(), dirBytes, 0
+	for i, sp := range a.spans {
+		if sp.off-off >= need {
+			break
+		}
+		off, at = sp.end, i+1
+	}
+	if off+need > len(a.mem) {
+		return nil, fmt.Errorf("collectives: no room for a group of %d ranks: its slots take %d bytes (%d x %d x %d) and %d of %d are left: raise SERRY_SHM_BYTES or use smaller slots",
+			s.Size, need, s.Depth, s.Lanes, s.SlotBytes, len(a.mem)-off, len(a.mem))
+	}
+	e := -1
+	for i := range dirEntries {
+		if host.Word64(a.mem, i*32).Load() == 0 {
+			e = i
+			break
+		}
+	}
+	if e < 0 {
+		return nil, fmt.Errorf("collectives: %d groups are open already: close some", dirEntries)
+	}
+	start := off + (pageBytes-areaHeader%pageBytes)%pageBytes // so that slots' data is page aligned
+	v := s.view(a.mem, start)
+	v.done.Store(done)
+	v.completing.Store(done)
+	for i := range v.slots {
+		v.slots[i].pub.Store(0)
+		v.slots[i].ack.Store(0)
+		v.slots[i].hold.Store(0)
+	}
+	a.spans = append(a.spans, span{})
+	copy(a.spans[at+1:], a.spans[at:])
+	a.spans[at] = span{off, off + need}
+	host.Word64(a.mem, e*32+8).Store(uint64(start))
+	host.Word64(a.mem, e*32+16).Store(uint64(s.SlotBytes))
+	host.Word64(a.mem, e*32+24).Store(uint64(s.Depth)<<32 | uint64(s.Lanes)<<24 | uint64(s.Size))
+	host.Word64(a.mem, e*32).Store(group)
+	return v, nil
+}
+
+// free takes the area of a group back. Nobody may read it any more.
+func (a *Arena) free(group uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range dirEntries {
+		if host.Word64(a.mem, i*32).Load() != group {
+			continue
+		}
+		start := int(host.Word64(a.mem, i*32+8).Load())
+		for j, sp := range a.spans {
+			if sp.off <= start && start < sp.end {
+				a.spans = append(a.spans[:j], a.spans[j+1:]...)
+				break
+			}
+		}
+		host.Word64(a.mem, i*32).Store(0)
+		return
+	}
+}
+
+// find returns a peer's area of the group, nil if it has not made it yet. What the directory says is read once and
+// checked: a peer may write anything.
+func find(arena []byte, group uint64, s Shape) (*area, error) {
+	if len(arena) < dirBytes {
+		return nil, fmt.Errorf("arena of %d bytes", len(arena))
+	}
+	for i := range dirEntries {
+		if host.Word64(arena, i*32).Load() != group {
+			continue
+		}
+		off := host.Word64(arena, i*32+8).Load()
+		slot, dls := host.Word64(arena, i*32+16).Load(), host.Word64(arena, i*32+24).Load()
+		if slot != uint64(s.SlotBytes) || dls != uint64(s.Depth)<<32|uint64(s.Lanes)<<24|uint64(s.Size) {
+			return nil, fmt.Errorf("its slots are %d x %d x %d bytes for %d ranks, ours %d x %d x %d for %d: use the same options on all ranks",
+				dls>>32, dls>>24&0xff, slot, dls&0xffffff, s.Depth, s.Lanes, s.SlotBytes, s.Size)
+		}
+		if off < dirBytes || off%128 != 0 || off+uint64(s.areaBytes()-pageBytes) > uint64(len(arena)) {
+			return nil, fmt.Errorf("directory entry %d points to %d, outside of its arena", i, off)
+		}
+		return s.view(arena, int(off)), nil
+	}
+	return nil, nil
+}
+
+// The host's shared words: 2048 entries of 512 bytes, found by hashing the group id.
+//
+//	0    group id (claimed by compare-and-swap from 0)
+//	128  decision: version<<46 | sequence decided<<16 | closed for epoch (0: open)
+//	256  generation (32 bit): sleepers wait for it to change
+//	384  asleep (32 bit): 1 when somebody may sleep
+const (
+	wordEntry   = 512
+	wordEntries = 2048
+	// WordsBytes is the size of the host's shared words.
+	WordsBytes = wordEntry * wordEntries
+)
+
+type decision uint64
+
+func decided(version, seq uint64) decision {
+	return decision(version&(1<<18-1)<<46 | seq&(1<<30-1)<<16)
+}
+
+func (d decision) version() uint64 { return uint64(d) >> 46 }
+func (d decision) seq() uint64     { return uint64(d) >> 16 & (1<<30 - 1) }
+func (d decision) closed() uint64  { return uint64(d) & 0xffff }
+
+// closedFor is the mark of a word that is closed until the view of this epoch is installed.
+func closedFor(epoch uint64) uint64 { return epoch%0xffff + 1 }
+
+// behind says that a is before b, both counted modulo 2^bits.
+func behind(a, b uint64, bits uint) bool {
+	return int64((a-b)<<(64-bits)) < 0
+}
+
+// claim finds or makes the entry of a group.
+func claim(words []byte, group, version, seq uint64) (int, error) {
+	h := group * 0x9e3779b97f4a7c15 >> 32 % wordEntries
+	for i := range uint64(wordEntries) {
+		off := int((h + i) % wordEntries * wordEntry)
+		id := host.Word64(words, off)
+		if id.CompareAndSwap(0, group) || id.Load() == group {
+			host.Word64(words, off+128).CompareAndSwap(0, uint64(decided(version, seq)))
+			return off, nil
+		}
+	}
+	return 0, fmt.Errorf("collectives: %d groups were made on this host: no word is left for another", wordEntries)
+}
+
+var le = binary.LittleEndian

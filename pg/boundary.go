@@ -1,0 +1,171 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/serry-project/serry/fault"
+)
+
+// boundaryHold is what the machine has said about Boundaries.
+type boundaryHold struct {
+	on   atomic.Bool // somebody waits to come in
+	mu   sync.Mutex
+	at   uint64 // the Boundary to stop in; 0: the next one
+	done uint64 // newcomers have entered at this one
+	ch   chan struct{}
+}
+
+func (h *boundaryHold) set(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f()
+	if h.ch != nil {
+		close(h.ch)
+		h.ch = nil
+	}
+}
+
+func (h *boundaryHold) wake() { h.set(func() {}) }
+
+func (h *boundaryHold) install(at uint64) {
+	h.set(func() { h.done, h.at = at, 0; h.on.Store(false) })
+}
+
+// state is what a caller in Boundary n has to do: go on, or wait for the channel; stand: it is the one.
+func (h *boundaryHold) state(n uint64) (wait <-chan struct{}, stand bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.on.Load() || (h.at != 0 && n < h.at) {
+		return nil, false
+	}
+	if h.ch == nil {
+		h.ch = make(chan struct{})
+	}
+	return h.ch, h.at != 0 && n >= h.at
+}
+
+// Entered implements agent.Host.
+func (h worldHost) Entered() uint64 { return h.entered.Load() }
+
+// Hold implements agent.Host.
+func (h worldHost) Hold(count uint64) {
+	h.hold.set(func() { h.hold.at = count; h.hold.on.Store(true) })
+}
+
+// Release implements agent.Host.
+func (h worldHost) Release() { h.hold.set(func() { h.hold.at = 0; h.hold.on.Store(false) }) }
+
+// Boundary is where newcomers enter: every member calls it at the same places of its program, such as the start of a
+// step. When nobody waits to come in it costs a counter. Otherwise everything that this process has issued is completed,
+// the members agree, and the group's Active set and version change before it returns. attach (or nil) gives the bytes
+// that a newcomer gets, the step number say; it is called only if one enters.
+//
+// It returns the number of Boundaries entered, which a newcomer's World.Joined().Boundary continues. It does not report
+// a RankLost: the next operation does.
+func (w *World) Boundary(ctx context.Context, attach func() []byte) (uint64, error) {
+	n := w.entered.Add(1)
+	if !w.hold.on.Load() {
+		return n, w.overErr()
+	}
+	quiet := false
+	for {
+		if err := w.overErr(); err != nil {
+			return n, err
+		}
+		wait, stand := w.hold.state(n)
+		if wait == nil {
+			return n, nil
+		}
+		if stand && !quiet {
+			if err := w.drain(ctx); err != nil {
+				return n, err
+			}
+			quiet = true
+			var b []byte
+			if attach != nil {
+				b = attach()
+			}
+			w.agent.Do(func() { w.quiet(n, b) })
+		}
+		if !stand {
+			quiet = false
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return n, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, ctx.Err())
+		}
+	}
+}
+
+// drain completes everything that this process has issued.
+func (w *World) drain(ctx context.Context) error {
+	for _, g := range w.Groups() {
+		if err := g.acquire(ctx); err != nil {
+			return err
+		}
+		var err error
+		for err == nil && len(g.queue) > 0 {
+			last := g.queue[len(g.queue)-1]
+			if last.pair != nil {
+				err = fmt.Errorf("%w: Boundary while dispatch %d of group %x is not combined", ErrOutOfStep, last.op.Seq, g.id)
+				break
+			}
+			if e := g.drive(ctx, last); e != nil && !last.done.Load() {
+				err = e
+			}
+		}
+		g.release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quiet tells the machine, on the loop, that the caller stands in Boundary n with everything complete.
+func (w *World) quiet(n uint64, attach []byte) {
+	ev := fault.Quiet{Count: n, Attach: w.encodeAttach(attach)}
+	for _, g := range w.Groups() {
+		seq := g.comm.Done()
+		ev.Groups = append(ev.Groups, fault.GroupDone{Group: g.id, Issued: seq, Done: []fault.Done{{Slot: w.slot, Seq: seq}}})
+	}
+	w.agent.Step(ev)
+}
+
+// Leave takes this process out of the world in order: everything that it issued completes first, and the others go on
+// without it. It must not be called while an operation is under way.
+func (w *World) Leave(ctx context.Context) error {
+	if err := w.overErr(); err != nil {
+		return err
+	}
+	if err := w.drain(ctx); err != nil {
+		return err
+	}
+	for _, g := range w.Groups() {
+		g.comm.Tell()
+	}
+	w.agent.Post(fault.Leave{})
+	select {
+	case <-w.left:
+	case <-ctx.Done():
+		return fmt.Errorf("serry: leaving: the others do not agree: %w", ctx.Err())
+	}
+	time.Sleep(time.Millisecond) // the last frames are on their way
+	return w.Close()
+}
+
+// Abort gives up at once, from any goroutine: of a subgroup, it fails it for good on all its members; of the world it is
+// this process's loss.
+func (g *Group) Abort(reason string) {
+	if g.id == worldID {
+		g.w.agent.Post(fault.Abort{Group: worldID, Reason: reason})
+		g.w.end(fmt.Errorf("%w: aborted: %s", ErrClosed, reason))
+		return
+	}
+	g.abort(fmt.Sprintf("aborted by rank %d: %s", g.rank, reason))
+}

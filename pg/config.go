@@ -1,0 +1,86 @@
+package pg
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/rendezvous"
+)
+
+// Config says who joins what. The zero value of a field means its default.
+type Config struct {
+	// Rank asks for a slot; -1 (with Rejoin) takes any free one, or a new one within Capacity.
+	Rank int
+	// Size is the number of founders. Capacity (default Size) is how many ranks there can ever be.
+	Size, Capacity int
+	// Store is where the ranks meet. After founding only newcomers read it.
+	Store rendezvous.Store
+	// Name tells worlds in one Store apart (default "world").
+	Name string
+	// Rejoin: this process takes a place in a running world, and never founds one.
+	Rejoin bool
+	// Peers are invitations (World.Invite) of living members, for a Rejoin without a Store.
+	Peers []string
+
+	// Options of the world's group.
+	Options Options
+
+	Links      string // "auto": shared memory on the same host, else TCP; "tcp": TCP only
+	ArenaBytes int64  // shared memory of this process for slots (default 64 MiB)
+	Listen     string // address or interface to listen on (default: that of the route to Via)
+	Via        string // "host:port" of the rendezvous
+	Retain     int    // bytes up to which a result is kept for others instead of an extra hop (default 64 KiB)
+
+	HeartbeatEvery, HeartbeatLimit time.Duration // defaults 100 ms, 1 s
+	NoChecksum                     bool
+	Wrap                           func(device.Link) device.Link
+	Log                            *slog.Logger
+}
+
+func (c *Config) fill() error {
+	if c.Capacity == 0 {
+		c.Capacity = c.Size
+	}
+	if c.Name == "" {
+		c.Name = "world"
+	}
+	if c.Retain == 0 {
+		c.Retain = 64 << 10
+	}
+	if c.HeartbeatLimit == 0 {
+		c.HeartbeatLimit = time.Second
+	}
+	if c.HeartbeatEvery == 0 {
+		c.HeartbeatEvery = c.HeartbeatLimit / 10
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.ArenaBytes == 0 {
+		c.ArenaBytes = 64 << 20
+	}
+	c.Options = c.Options.withDefaults(1 << 20)
+	bad := func(f string, a ...any) error { return &JoinError{Rank: c.Rank, What: fmt.Sprintf(f, a...)} }
+	switch {
+	case c.Store == nil && len(c.Peers) == 0:
+		return bad("neither a Store nor Peers are given")
+	case c.Size < 1 && !c.Rejoin:
+		return bad("the world's size is %d", c.Size)
+	case !c.Rejoin && (c.Rank < 0 || c.Rank >= c.Size):
+		return bad("ranks of a world of %d are 0 to %d", c.Size, c.Size-1)
+	case c.Capacity < c.Size:
+		return bad("capacity %d is less than size %d", c.Capacity, c.Size)
+	case c.Capacity > fault.MaxSlots:
+		return bad("capacity %d is more than %d", c.Capacity, fault.MaxSlots)
+	case !c.Rejoin && c.Store == nil:
+		return bad("founding needs a Store")
+	}
+	if n := int64(collectives.Shape{Size: max(c.Capacity, 1), SlotBytes: c.Options.SlotBytes, Depth: c.Options.Depth, Lanes: c.Options.lanes()}.Bytes()) + 64<<10; n > c.ArenaBytes {
+		return bad("the world's slots take %d bytes, the arena has %d: raise SERRY_SHM_BYTES or use smaller slots", n, c.ArenaBytes)
+	}
+	return nil
+}

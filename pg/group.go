@@ -1,0 +1,571 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/device/host"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/internal/dtype"
+)
+
+// Set is a set of slots of the world.
+type Set = fault.Set
+
+// Mode says what a loss does to the operations after the cut.
+type Mode uint8
+
+// The modes.
+const (
+	Continue Mode = iota // they are redone over the survivors (inference)
+	Raise                // they fail with RankLost, alike on all; the call after that resumes (training)
+)
+
+func (m Mode) String() string {
+	if m == Raise {
+		return "raise"
+	}
+	return "continue"
+}
+
+// Options of a group, equal on all its members. The zero value of a field means its default.
+type Options struct {
+	Mode         Mode
+	Timeout      time.Duration // deadline of an operation (default 30 s): how late a rank may be
+	SlotBytes    int           // shared memory for one contribution (default 1 MiB in the world, 256 KiB in others)
+	Depth        int           // operations that may have bytes in flight (default 4)
+	Pairs        bool          // the group runs dispatch and combine: its slots have two halves
+	ManualResume bool          // Raise: go on only after Resume
+}
+
+func (o Options) withDefaults(slot int) Options {
+	if o.Timeout <= 0 {
+		o.Timeout = 30 * time.Second
+	}
+	if o.SlotBytes <= 0 {
+		o.SlotBytes = slot
+	}
+	o.SlotBytes = (max(o.SlotBytes, 4096) + 8191) &^ 8191
+	if o.Depth <= 0 {
+		o.Depth = 4
+	}
+	return o
+}
+
+func (o Options) lanes() int {
+	if o.Pairs {
+		return 2
+	}
+	return 1
+}
+
+// Result says how an operation ended: its place, and the version and set that it used, equal on all survivors.
+type Result struct {
+	Seq    uint64
+	Epoch  uint64
+	Active Set // slots of the world
+}
+
+// Group runs operations among its ranks. Rank i is the i-th of its slots, ascending, and never moves. Operations are
+// issued in the same order on all ranks; methods may be called from any goroutine, but two goroutines that race have no
+// order.
+//
+// Every operation has a deadline (Options.Timeout), which limits how late a rank may be: when it is over, the rank that
+// everybody waits for is proposed for exclusion. Cancelling the context of a blocking operation aborts the group.
+type Group struct {
+	w     *World
+	id    uint64
+	rank  int
+	slots []int
+	opts  Options
+	comm  *collectives.Comm
+	size  atomic.Int64 // of the world: grows
+
+	driver atomic.Int32 // 1: somebody drives
+	wants  atomic.Int32 // callers that want to drive
+
+	// The driver's own.
+	seq     uint64
+	queue   []*Work
+	spare   []*Work
+	seen    *collectives.Version
+	pending *RankLost // not yet returned to anybody
+	failed  error
+	blamed  time.Duration // when we last reported an overdue operation
+	failing bool
+
+	issued  atomic.Uint64
+	waiting struct{ seq, epoch, phase atomic.Uint64 } // what the driver waits for; seq 0: nothing
+	closed  atomic.Bool
+
+	progressOnce sync.Once
+	progressWake chan struct{}
+	quit         chan struct{}
+
+	p2p p2p
+}
+
+func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64, members []collectives.Member) (*Group, error) {
+	g := &Group{w: w, id: id, slots: slots, opts: opts, rank: -1, seq: done, progressWake: make(chan struct{}, 1), quit: make(chan struct{})}
+	for i, s := range slots {
+		if s == w.slot {
+			g.rank = i
+		}
+	}
+	comm, err := collectives.New(collectives.Config{
+		Group: id, Rank: g.rank, Slots: slots, Arena: w.arena, Words: w.words,
+		Shape:  collectives.Shape{Size: len(slots), SlotBytes: opts.SlotBytes, Depth: opts.Depth, Lanes: opts.lanes()},
+		Retain: w.cfg.Retain, CanSpin: w.canSpin,
+	}, epoch, done, members)
+	if err != nil {
+		return nil, err
+	}
+	g.comm, g.seen = comm, comm.Current()
+	g.issued.Store(done)
+	g.p2p.init()
+	return g, nil
+}
+
+// ID is random, and equal on all members.
+func (g *Group) ID() uint64 { return g.id }
+
+// Rank is this process's.
+func (g *Group) Rank() int { return g.rank }
+
+// Size is the number of ranks, active or not. In the world it grows at a Boundary, up to Capacity.
+func (g *Group) Size() int {
+	if g.id == worldID {
+		return int(g.size.Load())
+	}
+	return len(g.slots)
+}
+
+// Slots are the world's slots of the ranks, ascending.
+func (g *Group) Slots() []int { return g.slots[:g.Size()] }
+
+// Options are the group's, with the defaults filled in.
+func (g *Group) Options() Options { return g.opts }
+
+// Active is the set of the last version, as slots of the world, and that version's epoch.
+func (g *Group) Active() (Set, uint64) {
+	v := g.comm.Current()
+	return v.Active, v.Epoch
+}
+
+// IsActive says whether a rank is in the last version.
+func (g *Group) IsActive(rank int) bool {
+	v := g.comm.Current()
+	return v.Ranks.Has(rank)
+}
+
+// acquire makes the caller the one that drives the group.
+func (g *Group) acquire(ctx context.Context) error {
+	g.wants.Add(1)
+	defer g.wants.Add(-1)
+	for n := 0; !g.driver.CompareAndSwap(0, 1); n++ {
+		if n < 100 {
+			host.SchedYield()
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := g.w.overErr(); err != nil {
+			return err
+		}
+		g.comm.Wake() // the progress goroutine may sleep with it
+		time.Sleep(50 * time.Microsecond)
+	}
+	return nil
+}
+
+func (g *Group) release() { g.driver.Store(0) }
+
+func (g *Group) get() *Work {
+	if n := len(g.spare); n > 0 {
+		w := g.spare[n-1]
+		g.spare = g.spare[:n-1]
+		return w
+	}
+	return &Work{g: g}
+}
+
+// do runs one operation to its end on the calling goroutine.
+func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) {
+	if err := g.acquire(ctx); err != nil {
+		return Result{}, err
+	}
+	defer g.release()
+	w, err := g.issue(call)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := g.drive(ctx, w); err != nil {
+		if w.done.Load() {
+			return w.res, g.report(w)
+		}
+		// The context is over: this rank gives up, and says so to all. Nothing touches the caller's buffers any more,
+		// because nobody drives the group again.
+		g.failed = fmt.Errorf("serry: %w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
+		g.drop(g.failed)
+		g.abort(fmt.Sprintf("aborted by rank %d in %v %d: %v", g.rank, call.Kind, w.op.Seq, err))
+		return Result{}, g.failed
+	}
+	res, err := w.res, w.err
+	w.recycle()
+	g.spare = append(g.spare, w)
+	return res, err
+}
+
+// issue puts an operation into the order. It does not wait.
+func (g *Group) issue(call *collectives.Call) (*Work, error) {
+	if err := g.settle(); err != nil {
+		return nil, err
+	}
+	for _, x := range g.queue {
+		if x.pair != nil && x.err == nil {
+			return nil, fmt.Errorf("%w: %v while a dispatch (operation %d) waits for its combine", ErrOutOfStep, call.Kind, x.op.Seq)
+		}
+	}
+	w := g.get()
+	w.op.Call = *call
+	return w, g.begin(w)
+}
+
+func (g *Group) begin(w *Work) error {
+	if w.op.Deadline <= 0 {
+		w.op.Deadline = g.opts.Timeout
+	}
+	w.op.Keep = g.opts.Mode == Continue
+	if err := g.comm.Start(&w.op, g.seq+1); err != nil {
+		return err
+	}
+	g.seq++
+	g.issued.Store(g.seq)
+	w.started = 0
+	g.queue = append(g.queue, w)
+	return nil
+}
+
+// settle takes notice of new versions, and returns what stands in the way of a new operation.
+func (g *Group) settle() error {
+	if err := g.notice(); err != nil {
+		return err
+	}
+	if e := g.pending; e != nil {
+		if !g.opts.ManualResume {
+			g.pending = nil
+		}
+		return e
+	}
+	return nil
+}
+
+// notice takes notice of new versions and of the end.
+func (g *Group) notice() error {
+	if err := g.w.overErr(); err != nil {
+		g.failed = err
+	}
+	if g.closed.Load() && g.failed == nil {
+		g.failed = fmt.Errorf("%w: group %x", ErrClosed, g.id)
+	}
+	if g.failed == nil {
+		for v := g.seen.Next(); v != nil; v = v.Next() {
+			g.moved(v)
+		}
+	}
+	if g.failed != nil {
+		g.drop(g.failed)
+		return g.failed
+	}
+	return nil
+}
+
+// moved is one new version.
+func (g *Group) moved(v *collectives.Version) {
+	g.seen = v
+	if v.Fail != "" {
+		e := &GroupFailed{g.id, v.Epoch, v.Fail}
+		g.cutOff(v.From, e)
+		g.failed = e
+		return
+	}
+	if len(v.Lost) == 0 || g.opts.Mode == Continue {
+		return
+	}
+	e := &RankLost{Lost: v.Lost, Epoch: v.Epoch, Why: g.w.why(v.Epoch)}
+	if g.pending != nil {
+		e.Lost = append(append([]int{}, g.pending.Lost...), e.Lost...)
+		e.Why = g.pending.Why + "; " + e.Why
+	}
+	for _, r := range e.Lost {
+		e.Slots = append(e.Slots, g.slots[r])
+	}
+	g.pending = e
+	g.cutOff(v.From, e)
+	g.seq = v.From
+	g.issued.Store(g.seq)
+	g.p2p.reset(v.Epoch)
+}
+
+// cutOff fails what was issued after the cut.
+func (g *Group) cutOff(cut uint64, err error) {
+	keep := g.queue[:0]
+	for _, w := range g.queue {
+		if w.op.Seq <= cut {
+			keep = append(keep, w)
+		} else {
+			w.finish(err)
+		}
+	}
+	clear(g.queue[len(keep):])
+	g.queue = keep
+}
+
+func (g *Group) drop(err error) {
+	for _, w := range g.queue {
+		w.finish(err)
+	}
+	clear(g.queue)
+	g.queue = g.queue[:0]
+}
+
+// report returns w's error to the caller; a loss is reported by that.
+func (g *Group) report(w *Work) error {
+	if e, ok := w.err.(*RankLost); ok && e == g.pending && !g.opts.ManualResume {
+		g.pending = nil
+	}
+	return w.err
+}
+
+// Resume lets a Raise group with ManualResume go on after a RankLost, and returns the new set and its version. Where
+// nothing was lost, or the loss was taken notice of already, it changes nothing.
+func (g *Group) Resume(ctx context.Context) (Set, uint64, error) {
+	if err := g.acquire(ctx); err != nil {
+		return Set{}, 0, err
+	}
+	defer g.release()
+	if err := g.notice(); err != nil {
+		return Set{}, 0, err
+	}
+	g.pending = nil
+	return g.seen.Active, g.seen.Epoch, nil
+}
+
+// advance steps everything that may have bytes in flight.
+func (g *Group) advance() (moved bool) {
+	if g.notice() != nil {
+		return true
+	}
+	for i := 0; i < min(len(g.queue), g.opts.Depth); i++ {
+		w := g.queue[i]
+		if w.pair != nil {
+			if w.pair.publish() {
+				moved = true
+			}
+			continue
+		}
+		switch g.comm.Step(&w.op, i == 0) {
+		case collectives.Progress:
+			moved = true
+		case collectives.Done:
+			w.finish(nil)
+			g.pop()
+			return true
+		case collectives.Failed:
+			w.finish(w.op.Err)
+			g.pop()
+			return true
+		case collectives.Moved:
+			if g.notice() == nil && i < len(g.queue) && g.queue[i] == w {
+				g.comm.Restart(&w.op)
+			}
+			return true
+		case collectives.Mismatch:
+			g.mismatch(w.op.Err)
+		}
+	}
+	return moved
+}
+
+func (g *Group) pop() {
+	copy(g.queue, g.queue[1:])
+	g.queue[len(g.queue)-1] = nil
+	g.queue = g.queue[:len(g.queue)-1]
+}
+
+// mismatch asks for the group to be failed for good, once.
+func (g *Group) mismatch(err error) {
+	if !g.failing {
+		g.failing = true
+		g.abort("mismatch: " + err.Error())
+	}
+}
+
+func (g *Group) abort(reason string) {
+	g.w.agent.Post(fault.Abort{Group: g.id, Reason: reason})
+}
+
+const (
+	spinSteps   = 2000
+	yieldFor    = 200 * time.Microsecond
+	sleepAtMost = 100 * time.Millisecond
+	askAgain    = 200 * time.Millisecond
+)
+
+// drive advances until w is done, or the context is over.
+func (g *Group) drive(ctx context.Context, w *Work) error {
+	return g.until(ctx, func() bool { return g.advance() }, func() bool { return w.done.Load() }, w)
+}
+
+// until steps until done, waiting in three stages: spin while the host's ranks fit on its cores, yield for a bounded
+// time, then sleep on the group's generation word.
+func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) error {
+	var stop func() bool
+	var since time.Duration
+	for n := 0; ; n++ {
+		moved := step()
+		if done() {
+			break
+		}
+		if moved {
+			n, since = 0, 0
+			continue
+		}
+		if g.w.canSpin && n < spinSteps {
+			host.Spin(1)
+			continue
+		}
+		now := g.w.mesh.Now()
+		if since == 0 {
+			since = now
+			g.waiting.epoch.Store(w.op.Ver.Epoch)
+			g.waiting.phase.Store(uint64(w.phase()))
+			g.waiting.seq.Store(w.op.Seq)
+			if err := ctx.Err(); err != nil {
+				g.waiting.seq.Store(0)
+				return err
+			}
+		}
+		g.overdue(now, w)
+		if now-since < yieldFor {
+			host.SchedYield()
+			continue
+		}
+		if stop == nil && ctx.Done() != nil {
+			stop = context.AfterFunc(ctx, g.comm.Wake)
+		}
+		if err := ctx.Err(); err != nil {
+			stop()
+			g.waiting.seq.Store(0)
+			return err
+		}
+		g.comm.Sleep(sleepAtMost, func() bool { return step() || done() || ctx.Err() != nil })
+	}
+	if stop != nil {
+		stop()
+	}
+	if g.waiting.seq.Load() != 0 {
+		g.waiting.seq.Store(0)
+	}
+	if w.done.Load() {
+		return w.err
+	}
+	return nil
+}
+
+// overdue reports the head of the queue when its deadline is over, and again as long as it is.
+func (g *Group) overdue(now time.Duration, w *Work) {
+	if len(g.queue) == 0 {
+		return
+	}
+	h := g.queue[0]
+	if w.pair != nil {
+		h = w
+	}
+	if h.started == 0 {
+		h.started = now
+	}
+	if now-h.started < h.op.Deadline || now-g.blamed < askAgain {
+		return
+	}
+	g.blamed = now
+	missing := g.comm.Missing(h.op.Ver.Epoch, h.op.Seq, h.phase())
+	if !missing.Empty() {
+		g.w.agent.Post(fault.Overdue{Group: g.id, Seq: h.op.Seq, Missing: missing})
+	}
+}
+
+// Do runs an operation that the named methods do not cover. Its buffers are described in collectives.Call.
+func (g *Group) Do(ctx context.Context, call *collectives.Call) (Result, error) {
+	return g.do(ctx, call)
+}
+
+// Barrier returns when every active rank has entered it.
+func (g *Group) Barrier(ctx context.Context) (Result, error) {
+	return g.do(ctx, &collectives.Call{Kind: collectives.Barrier})
+}
+
+// AllReduce reduces the elements of in over the active ranks, in the fixed tree order of the ranks, into out on every
+// rank. in and out have equal length and dtype and may be the same memory.
+func (g *Group) AllReduce(ctx context.Context, out, in Buffer, op dtype.ReduceOp) (Result, error) {
+	if err := sameType(collectives.AllReduce, out, in); err != nil {
+		return Result{}, err
+	}
+	return g.do(ctx, &collectives.Call{Kind: collectives.AllReduce, DType: in.DType, Reduce: op, In: in.Data, Out: out.Data})
+}
+
+// Broadcast copies root's buffer to every rank.
+func (g *Group) Broadcast(ctx context.Context, buf Buffer, root int) (Result, error) {
+	return g.do(ctx, &collectives.Call{Kind: collectives.Broadcast, DType: buf.DType, Root: root, In: buf.Data, Out: buf.Data})
+}
+
+// AllGather collects every rank's in, in rank order, in out of every rank. counts[r] is the number of elements of rank r,
+// equal on all ranks; nil: all have len(in). The place of a rank that is not active is zero.
+func (g *Group) AllGather(ctx context.Context, out, in Buffer, counts []int) (Result, error) {
+	if err := sameType(collectives.AllGather, out, in); err != nil {
+		return Result{}, err
+	}
+	parts, err := g.parts(collectives.AllGather, counts, len(in.Data), in.DType)
+	if err != nil {
+		return Result{}, err
+	}
+	return g.do(ctx, &collectives.Call{Kind: collectives.AllGather, DType: in.DType, In: in.Data, Out: out.Data, OutParts: parts})
+}
+
+// AllToAll gives sendCounts[r] elements of in to rank r and takes recvCounts[r] from it, both in rank order; nil: equal
+// parts. What a rank gives must be what the other takes. The place of a rank that is not active is zero.
+func (g *Group) AllToAll(ctx context.Context, out, in Buffer, recvCounts, sendCounts []int) (Result, error) {
+	if err := sameType(collectives.AllToAll, out, in); err != nil {
+		return Result{}, err
+	}
+	ip, err := g.parts(collectives.AllToAll, sendCounts, len(in.Data)/g.Size(), in.DType)
+	if err != nil {
+		return Result{}, err
+	}
+	op, err := g.parts(collectives.AllToAll, recvCounts, len(out.Data)/g.Size(), out.DType)
+	if err != nil {
+		return Result{}, err
+	}
+	return g.do(ctx, &collectives.Call{Kind: collectives.AllToAll, DType: in.DType, In: in.Data, Out: out.Data, InParts: ip, OutParts: op})
+}
+
+// parts turns element counts into bytes for all slots that the group can ever have.
+func (g *Group) parts(k collectives.Kind, counts []int, each int, dt dtype.DType) ([]int, error) {
+	size := g.Size()
+	if counts != nil && len(counts) != size {
+		return nil, &collectives.ErrBadCall{Kind: k, Why: fmt.Sprintf("%d counts given, the group has %d ranks", len(counts), size)}
+	}
+	p := make([]int, len(g.slots))
+	for r := range size {
+		p[r] = each
+		if counts != nil {
+			p[r] = counts[r] * dt.Size()
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,494 @@
+package pg
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/device/host"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/fault/agent"
+	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/mesh"
+	"github.com/serry-project/serry/rendezvous"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// identity is what the first founder writes for all: format (1), size (4), capacity (4), world id (16), key (16).
+type identity struct {
+	size, capacity int
+	world          [16]byte
+	key            [16]byte
+}
+
+func (id *identity) encode() []byte {
+	b := binary.LittleEndian.AppendUint32([]byte{1}, uint32(id.size))
+	b = binary.LittleEndian.AppendUint32(b, uint32(id.capacity))
+	return append(append(b, id.world[:]...), id.key[:]...)
+}
+
+func (id *identity) decode(b []byte) error {
+	if len(b) != 41 || b[0] != 1 {
+		return fmt.Errorf("the rendezvous holds %d bytes that are no serry world of format 1", len(b))
+	}
+	id.size, id.capacity = int(binary.LittleEndian.Uint32(b[1:])), int(binary.LittleEndian.Uint32(b[5:]))
+	copy(id.world[:], b[9:])
+	copy(id.key[:], b[25:])
+	return nil
+}
+
+// Join makes this process a member of a world: as a founder, which waits for all the others, or (Config.Rejoin) as a
+// replacement or an extra rank, which enters at the members' next Boundary. It ends with ctx at the latest.
+func Join(ctx context.Context, cfg Config) (*World, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	w := &World{
+		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, members: map[fault.ID]*mesh.Peer{},
+		reasons: map[uint64]string{}, left: make(chan struct{}), events: events{ch: make(chan Event, 256)},
+	}
+	fail := func(what string, err error) (*World, error) {
+		if w.mesh != nil {
+			_ = w.mesh.Close()
+		}
+		if e := ctx.Err(); e != nil && err == nil {
+			err = e
+		}
+		return nil, &JoinError{cfg.Rank, what, err}
+	}
+	var st rendezvous.Store
+	if cfg.Store != nil {
+		st = rendezvous.Prefix(cfg.Store, "serry/"+cfg.Name)
+	}
+	id, addrs, err := w.identify(ctx, st)
+	if err != nil {
+		return fail("meeting the others", err)
+	}
+	w.cfg.Capacity = id.capacity
+	w.mesh, err = mesh.Open(ctx, mesh.Config{
+		World: id.world, Key: id.key[:], Name: fmt.Sprintf("rank %d", cfg.Rank), Links: cfg.Links, Arena: cfg.ArenaBytes,
+		Listen: cfg.Listen, Via: cfg.Via, HeartbeatEvery: cfg.HeartbeatEvery, HeartbeatLimit: cfg.HeartbeatLimit,
+		NoChecksum: cfg.NoChecksum, Wrap: cfg.Wrap, Log: cfg.Log,
+	})
+	if err != nil {
+		return fail("opening shared memory and listeners", err)
+	}
+	if w.arena, err = collectives.NewArena(w.mesh.Arena()); err != nil {
+		return fail("shared memory", err)
+	}
+	w.agent = agent.New(w.mesh, worldHost{w}, cfg.Log)
+	if err := w.mesh.Start(w.agent); err != nil {
+		return fail("starting", err)
+	}
+	if cfg.Rejoin {
+		err = w.rejoin(ctx, st, id, addrs)
+	} else {
+		err = w.found(ctx, st, id)
+	}
+	if err != nil {
+		return fail("", err)
+	}
+	w.log.Info("joined", "rank", w.slot, "incarnation", w.inc, "size", w.Size(), "capacity", id.capacity, "epoch", w.Epoch(), "links", w.describe())
+	return w, nil
+}
+
+func (w *World) describe() string {
+	var s []string
+	for _, p := range w.mesh.Status() {
+		s = append(s, fmt.Sprintf("%s: %s (%s)", p.Name, p.Link, p.Why))
+	}
+	return strings.Join(s, "; ")
+}
+
+// identify finds out which world this is.
+func (w *World) identify(ctx context.Context, st rendezvous.Store) (id identity, addrs [][]byte, err error) {
+	for _, p := range w.cfg.Peers {
+		b, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(p, inviteHead))
+		if err != nil || !strings.HasPrefix(p, inviteHead) || len(b) < 41 {
+			return id, nil, fmt.Errorf("%q is no invitation: they start with %q", p, inviteHead)
+		}
+		if err := id.decode(b[:41]); err != nil {
+			return id, nil, err
+		}
+		addrs = append(addrs, b[41:])
+	}
+	if len(addrs) > 0 {
+		return id, addrs, nil
+	}
+	if w.cfg.Rejoin {
+		b, err := st.Get(ctx, "world")
+		if err != nil {
+			return id, nil, err
+		}
+		return id, nil, id.decode(b)
+	}
+	id = identity{size: w.cfg.Size, capacity: w.cfg.Capacity}
+	_, _ = rand.Read(id.world[:])
+	_, _ = rand.Read(id.key[:])
+	b, err := st.CompareAndSet(ctx, "world", nil, id.encode())
+	if err != nil {
+		return id, nil, err
+	}
+	if err := id.decode(b); err != nil {
+		return id, nil, err
+	}
+	if id.size != w.cfg.Size || id.capacity != w.cfg.Capacity {
+		return id, nil, fmt.Errorf("this rank was started for a world of %d (capacity %d), the others for %d (capacity %d): give all the same",
+			w.cfg.Size, w.cfg.Capacity, id.size, id.capacity)
+	}
+	return id, nil, nil
+}
+
+const inviteHead = "serry1:"
+
+// Invite is what a newcomer without a Store puts in Config.Peers: the address of this member, and the world's key.
+func (w *World) Invite() string {
+	return inviteHead + base64.RawURLEncoding.EncodeToString(append(w.identity.encode(), w.mesh.Addr()...))
+}
+
+// found meets the other founders.
+func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) error {
+	w.identity = id
+	me := w.mesh.Addr()
+	key := func(r int) string { return fmt.Sprintf("rank/%d", r) }
+	got, err := st.CompareAndSet(ctx, key(w.slot), nil, me)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(got, me) {
+		return fmt.Errorf("rank %d is taken by another process: start each rank once, or set SERRY_REJOIN for one that comes back", w.slot)
+	}
+	addrs := make([][]byte, id.size)
+	for r := range addrs {
+		if addrs[r], err = st.Get(ctx, key(r)); err != nil {
+			return fmt.Errorf("%s of %d did not come: %w", ranks(w.absent(st, key, id.size)), id.size, err)
+		}
+	}
+	view := fault.View{Epoch: 1, Size: id.size, Capacity: id.capacity}
+	for r, a := range addrs {
+		m, err := memberOf(r, a)
+		if err != nil {
+			return fmt.Errorf("rank %d: %w", r, err)
+		}
+		m.Inc = 1
+		view.Members = append(view.Members, m)
+	}
+	if err := w.connect(ctx, view.Members, true); err != nil {
+		return err
+	}
+	w.inc = 1
+	err = w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
+	if err == nil {
+		_ = st.Set(ctx, "founded", []byte{1})
+	}
+	return err
+}
+
+func worldGroup(v fault.View) fault.Group {
+	g := fault.Group{ID: worldID, Version: 1}
+	for i := range v.Capacity {
+		g.Slots.Add(i)
+	}
+	for _, m := range v.Members {
+		g.Active.Add(m.Slot)
+	}
+	return g
+}
+
+// absent lists the ranks that have not come, for the error.
+func (w *World) absent(st rendezvous.Store, key func(int) string, size int) (r []int) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for i := range size {
+		if b, err := st.CompareAndSet(ctx, key(i), []byte("-"), []byte("-")); err == nil && len(b) == 0 {
+			r = append(r, i)
+		}
+	}
+	if len(r) == 0 {
+		r = []int{w.slot}
+	}
+	return r
+}
+
+func memberOf(slot int, addr []byte) (m fault.Member, err error) {
+	a, err := mesh.ParseAddr(addr)
+	if err != nil {
+		return m, err
+	}
+	h, err := mesh.HostOf(addr)
+	return fault.Member{ID: fault.ID{Slot: slot}, Nonce: fault.Nonce(a.Nonce), Host: h, Addr: addr}, err
+}
+
+// connect links to all the others: of two founders the higher slot dials; a newcomer dials all.
+func (w *World) connect(ctx context.Context, ms []fault.Member, founding bool) error {
+	lowest := true
+	local := 1
+	for _, m := range ms {
+		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
+			continue
+		}
+		if m.Host == w.mesh.Host() {
+			local++
+			lowest = lowest && founding && m.Slot > w.slot
+		}
+	}
+	shared := w.cfg.Links != "tcp"
+	if shared && lowest {
+		if err := w.mesh.MakeWords(); err != nil {
+			return err
+		}
+	}
+	eg, ectx := errgroup.WithContext(ctx)
+	var mu sync.Mutex
+	for _, m := range ms {
+		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
+			continue
+		}
+		eg.Go(func() error {
+			link := w.mesh.Connect
+			if founding && m.Slot > w.slot {
+				link = w.mesh.Await
+			}
+			p, err := link(ectx, m.Addr)
+			if err != nil {
+				return fmt.Errorf("rank %d: %w", m.Slot, err)
+			}
+			if m.Inc != 0 {
+				mu.Lock()
+				w.members[m.ID] = p
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	if err := eg.Wait(); err != nil {
+		return err
+	}
+	if !shared {
+		w.words = make([]byte, collectives.WordsBytes)
+	} else {
+		b, err := w.mesh.Words(ctx)
+		if err != nil {
+			return err
+		}
+		w.words = b
+	}
+	w.canSpin = local <= host.Cores()
+	return nil
+}
+
+// begin makes the groups and starts the machine, on the loop.
+func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group, opts map[uint64]groupOptions) error {
+	res := make(chan error, 1)
+	w.mu.Lock()
+	for _, m := range view.Members {
+		if m.Inc == 1 || w.members[m.ID] != nil || m.Slot == w.slot {
+			continue
+		}
+		if p := w.find(m.Nonce); p != nil {
+			w.members[m.ID] = p
+		}
+	}
+	w.view = view
+	w.mu.Unlock()
+	w.agent.Start(fault.Config{
+		Self: fault.ID{Slot: w.slot, Inc: w.inc}, View: view, Groups: groups, HeartbeatLimit: w.cfg.HeartbeatLimit,
+	}, func() {
+		var err error
+		for _, fg := range groups {
+			o := w.cfg.Options
+			slots := fg.Slots.Slots()
+			if x, ok := opts[fg.ID]; ok {
+				o = x.opts
+			}
+			if err = w.add(fg, slots, o, &view); err != nil {
+				break
+			}
+		}
+		res <- err
+	})
+	select {
+	case err := <-res:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// add makes one of the groups that this process starts with.
+func (w *World) add(fg fault.Group, slots []int, o Options, view *fault.View) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g, err := newGroup(w, fg.ID, slots, o, fg.Version, fg.Cut, w.membersOf(slots, view))
+	if err != nil {
+		return err
+	}
+	g.size.Store(int64(view.Size))
+	if fg.ID == worldID {
+		w.Group = g
+	}
+	w.groups[fg.ID] = g
+	w.order = append(w.order, fg.ID)
+	w.replay(g)
+	return nil
+}
+
+// find is the linked peer with that nonce, nil if there is none.
+func (w *World) find(n fault.Nonce) *mesh.Peer {
+	for _, p := range w.mesh.Peers() {
+		if p.Nonce() == mesh.Nonce(n) {
+			return p
+		}
+	}
+	return nil
+}
+
+// rejoin asks a living member to be let in, until it is.
+func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, addrs [][]byte) error {
+	w.identity = id
+	answers := make(chan fault.Msg, 64)
+	w.agent.Asking(func(m fault.Msg) {
+		select {
+		case answers <- m:
+		default:
+		}
+	})
+	me, err := memberOf(w.cfg.Rank, w.mesh.Addr())
+	if err != nil {
+		return err
+	}
+	var last error
+	for n := 0; ; n++ {
+		if st != nil {
+			addrs = append(addrs[:0:0], w.storedAddrs(ctx, st, id.capacity)...)
+		}
+		for _, a := range addrs {
+			if bytes.Equal(a, w.mesh.Addr()) {
+				continue
+			}
+			cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			p, err := w.mesh.Connect(cctx, a)
+			cancel()
+			if err != nil {
+				last = err
+				continue
+			}
+			faultpoint.Hit(faultpoint.JoinHello)
+			wel, err := w.ask(ctx, p, me, answers)
+			if err != nil {
+				if r, ok := err.(*refused); ok {
+					return r
+				}
+				last = err
+				continue
+			}
+			return w.enter(ctx, st, wel)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no living member lets this process in (asked %d addresses): %w", len(addrs), joinErr(last, ctx.Err()))
+		case <-time.After(min(time.Duration(n+1)*5*time.Millisecond, 100*time.Millisecond)):
+		}
+	}
+}
+
+func joinErr(last, end error) error {
+	if last == nil {
+		return end
+	}
+	return fmt.Errorf("%w; last: %w", end, last)
+}
+
+type refused struct{ why string }
+
+func (r *refused) Error() string { return "refused: " + r.why }
+
+// ask asks one member until it answers for good or not at all. Who is in the view by now, we link to first.
+func (w *World) ask(ctx context.Context, p *mesh.Peer, me fault.Member, answers chan fault.Msg) (*fault.Welcome, error) {
+	epoch := uint64(0)
+	silent := 0
+	for {
+		w.agent.SendTo(p.Nonce(), fault.Join{Member: me, Epoch: epoch})
+		t := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		case <-t.C:
+			if silent++; silent > 20 && p.Dead() {
+				return nil, fmt.Errorf("%s does not answer", p.Name())
+			}
+			if silent > 200 {
+				return nil, fmt.Errorf("%s has not admitted this process in 10 s: do the members call Boundary?", p.Name())
+			}
+		case m := <-answers:
+			t.Stop()
+			switch m := m.(type) {
+			case fault.Welcome:
+				return &m, nil
+			case fault.Refused:
+				return nil, &refused{m.Reason}
+			case fault.Stale:
+				cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				err := w.connect(cctx, m.View.Members, false)
+				cancel()
+				if err != nil {
+					return nil, fmt.Errorf("linking to the members of epoch %d: %w", m.View.Epoch, err)
+				}
+				epoch = m.View.Epoch
+			}
+		}
+	}
+}
+
+// enter makes us the member that the welcome says we are.
+func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome) error {
+	faultpoint.Hit(faultpoint.JoinWelcome)
+	w.slot, w.inc = m.Self.Slot, m.Self.Inc
+	opts, user, err := decodeAttach(m.Attach)
+	if err != nil {
+		return err
+	}
+	if o, ok := opts[worldID]; ok {
+		w.cfg.Options = o.opts
+	}
+	w.entered.Store(m.At)
+	w.joined = Joined{Replacement: true, Boundary: m.At, Attach: user, Epoch: m.View.Epoch}
+	if err := w.begin(ctx, m.View, m.Groups, opts); err != nil {
+		return err
+	}
+	if st != nil {
+		return st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr())
+	}
+	return nil
+}
+
+// storedAddrs are the addresses of all ranks that the store has.
+func (w *World) storedAddrs(ctx context.Context, st rendezvous.Store, capacity int) (as [][]byte) {
+	for r := range capacity {
+		cctx, cancel := context.WithTimeout(ctx, time.Second)
+		b, err := st.CompareAndSet(cctx, fmt.Sprintf("rank/%d", r), []byte("-"), []byte("-"))
+		cancel()
+		if err == nil && len(b) > 1 {
+			as = append(as, b)
+		}
+	}
+	return as
+}
+
+// Close ends this process's membership without a word to the others: to them it is lost. Leave is the polite way.
+func (w *World) Close() error {
+	w.end(fmt.Errorf("%w: the world", ErrClosed))
+	for _, g := range w.Groups() {
+		g.stop()
+	}
+	return w.mesh.Close()
+}

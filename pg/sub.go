@@ -1,0 +1,196 @@
+package pg
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/internal/dtype"
+	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/internal/wire"
+)
+
+// proposal is what each rank says of a group that is to be made: {digest of slots and options, random id, epoch}.
+const proposalBytes = 16
+
+// Sub makes a group of some of g's slots. It is an operation of g: every active member of g calls it with the same
+// arguments, also one that will not be in it (it gets nil). slots nil: all of g's.
+func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, error) {
+	if slots == nil {
+		slots = g.slots
+		if g.id == worldID {
+			slots = g.Slots()
+		}
+	}
+	slots = slices.Clone(slots)
+	slices.Sort(slots)
+	opts = opts.withDefaults(256 << 10)
+	for i, s := range slots {
+		if !slices.Contains(g.slots, s) {
+			return nil, &collectives.ErrBadCall{Kind: collectives.AllGather, Why: fmt.Sprintf("new group: slot %d is not in the parent %v", s, g.slots)}
+		}
+		if i > 0 && slots[i-1] == s {
+			return nil, &collectives.ErrBadCall{Kind: collectives.AllGather, Why: fmt.Sprintf("new group: slot %d is named twice", s)}
+		}
+	}
+	d := uint64(0)
+	for _, s := range slots {
+		d = wire.Hash(d, uint64(s))
+	}
+	for _, x := range []uint64{uint64(opts.Mode), uint64(opts.Timeout), uint64(opts.SlotBytes), uint64(opts.Depth), uint64(opts.lanes())} {
+		d = wire.Hash(d, x)
+	}
+	in := make([]byte, proposalBytes)
+	binary.LittleEndian.PutUint64(in, d)
+	_, _ = rand.Read(in[8:])
+	in[8] |= 2 // neither 0 nor the world's
+	parts := make([]int, len(g.slots))
+	for i := range parts {
+		parts[i] = proposalBytes
+	}
+	out := make([]byte, proposalBytes*len(parts))
+	res, err := g.do(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts})
+	if err != nil {
+		return nil, err
+	}
+	faultpoint.Hit(faultpoint.NewGroup)
+	id := uint64(0)
+	for r, s := range g.slots {
+		if !res.Active.Has(s) {
+			continue
+		}
+		p := out[r*proposalBytes:]
+		if id == 0 {
+			id = binary.LittleEndian.Uint64(p[8:])
+		}
+		if binary.LittleEndian.Uint64(p) != d {
+			return nil, fmt.Errorf("%w: rank %d makes a group of other slots or with other options than rank %d (slots %v)", ErrMismatch, r, g.rank, slots)
+		}
+	}
+	if !slices.Contains(slots, g.w.slot) {
+		return nil, nil
+	}
+	return g.create(ctx, id, slots, opts, res)
+}
+
+// create registers the group with the machine and makes its memory, on the loop, so that no view comes between.
+func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options, res Result) (*Group, error) {
+	w := g.w
+	fg := fault.Group{ID: id, Version: res.Epoch}
+	for _, s := range slots {
+		fg.Slots.Add(s)
+	}
+	fg.Active = fg.Slots.And(res.Active)
+	var ms []collectives.Member
+	for _, m := range g.comm.MembersAt(res.Epoch) {
+		if r := slices.Index(slots, m.Slot); r >= 0 {
+			m.Rank = r
+			ms = append(ms, m)
+		}
+	}
+	type made struct {
+		g   *Group
+		err error
+	}
+	ch := make(chan made, 1)
+	w.agent.Do(func() {
+		n, err := newGroup(w, id, slots, opts, res.Epoch, 0, ms)
+		if err != nil {
+			ch <- made{nil, err}
+			return
+		}
+		w.mu.Lock()
+		w.groups[id] = n
+		w.order = append(w.order, id)
+		w.mu.Unlock()
+		w.agent.Step(fault.Created{Group: fg, Epoch: res.Epoch})
+		w.replay(n)
+		ch <- made{n, nil}
+	})
+	select {
+	case m := <-ch:
+		return m.g, m.err
+	case <-time.After(10 * time.Second):
+		return nil, fmt.Errorf("serry: making group %x: the loop does not answer", id)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more.
+func (g *Group) Close(ctx context.Context) error {
+	if g.id == worldID {
+		return fmt.Errorf("serry: the world is left or closed, not its group")
+	}
+	if _, err := g.Barrier(ctx); err != nil {
+		g.stop()
+		return err
+	}
+	g.stop()
+	w := g.w
+	w.mu.Lock()
+	delete(w.groups, g.id)
+	w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
+	w.mu.Unlock()
+	w.agent.Post(fault.Dropped{Group: g.id})
+	return nil
+}
+
+// stop ends the progress goroutine.
+func (g *Group) stop() {
+	if g.closed.CompareAndSwap(false, true) {
+		close(g.quit)
+		g.comm.Wake()
+	}
+}
+
+// What members attach for a newcomer, before the caller's own bytes:
+//
+//	count (4), then for each group {id (8), mode (1), pairs (1), manual (1), timeout (8), slot bytes (8), depth (4)}
+type groupOptions struct{ opts Options }
+
+const groupOptionsBytes = 31
+
+func (w *World) encodeAttach(user []byte) []byte {
+	gs := w.Groups()
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(gs)))
+	for _, g := range gs {
+		o := g.opts
+		b = binary.LittleEndian.AppendUint64(b, g.id)
+		b = append(b, byte(o.Mode), bit(o.Pairs), bit(o.ManualResume))
+		b = binary.LittleEndian.AppendUint64(b, uint64(o.Timeout))
+		b = binary.LittleEndian.AppendUint64(b, uint64(o.SlotBytes))
+		b = binary.LittleEndian.AppendUint32(b, uint32(o.Depth))
+	}
+	return append(b, user...)
+}
+
+func bit(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func decodeAttach(b []byte) (map[uint64]groupOptions, []byte, error) {
+	if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b))*groupOptionsBytes > uint64(len(b)-4) {
+		return nil, nil, fmt.Errorf("serry: what the members attached (%d bytes) cannot be read", len(b))
+	}
+	n := int(binary.LittleEndian.Uint32(b))
+	b = b[4:]
+	m := map[uint64]groupOptions{}
+	for range n {
+		o := Options{Mode: Mode(b[8]), Pairs: b[9] == 1, ManualResume: b[10] == 1}
+		o.Timeout = time.Duration(binary.LittleEndian.Uint64(b[11:]))
+		o.SlotBytes = int(binary.LittleEndian.Uint64(b[19:]))
+		o.Depth = int(binary.LittleEndian.Uint32(b[27:]))
+		m[binary.LittleEndian.Uint64(b)] = groupOptions{o}
+		b = b[groupOptionsBytes:]
+	}
+	return m, b, nil
+}

@@ -1,0 +1,123 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+)
+
+// Work is an operation under way. Wait for it, or ask whether it is Done; its buffers belong to it until then.
+type Work struct {
+	g       *Group
+	op      collectives.Op
+	pair    *Pair
+	started time.Duration
+	err     error
+	res     Result
+	done    atomic.Bool
+}
+
+func (w *Work) phase() uint8 {
+	if w.pair != nil && w.pair.combining {
+		return 1
+	}
+	return 0
+}
+
+func (w *Work) finish(err error) {
+	if w.done.Load() {
+		return
+	}
+	w.err = err
+	if v := w.op.Ver; v != nil && err == nil {
+		w.res = Result{Seq: w.op.Seq, Epoch: v.Epoch, Active: v.Active}
+	}
+	w.op.End()
+	w.done.Store(true)
+}
+
+func (w *Work) recycle() {
+	w.pair, w.started, w.err, w.res = nil, 0, nil, Result{}
+	w.done.Store(false)
+}
+
+// Done says that the operation has ended, well or not, without waiting.
+func (w *Work) Done() bool { return w.done.Load() }
+
+// Wait waits until the operation has ended, and drives the group meanwhile. If ctx ends first, only the waiting ends.
+func (w *Work) Wait(ctx context.Context) (Result, error) {
+	if w.g == nil {
+		return w.res, w.err
+	}
+	g := w.g
+	if err := g.acquire(ctx); err != nil {
+		return Result{}, err
+	}
+	defer g.release()
+	if !w.done.Load() {
+		if err := g.drive(ctx, w); err != nil && !w.done.Load() {
+			return Result{}, fmt.Errorf("serry: waiting for operation %d: %w", w.op.Seq, err)
+		}
+	}
+	return w.res, g.report(w)
+}
+
+// Start issues an operation and returns at once. It never fails for what happened to the group: the Work does.
+func (g *Group) Start(call *collectives.Call) (*Work, error) {
+	if err := g.acquire(context.Background()); err != nil {
+		return nil, err
+	}
+	defer g.release()
+	w := &Work{g: g}
+	w.op.Call = *call
+	if err := g.notice(); err != nil {
+		w.finish(err)
+		return w, nil
+	}
+	if g.pending != nil {
+		w.finish(g.pending)
+		return w, nil
+	}
+	if err := g.begin(w); err != nil {
+		return nil, err
+	}
+	g.advance()
+	g.progressOnce.Do(func() { go g.progress() })
+	select {
+	case g.progressWake <- struct{}{}:
+	default:
+	}
+	return w, nil
+}
+
+// progress drives what callers have issued and do not wait for. It stays away while a caller drives.
+func (g *Group) progress() {
+	defer g.w.guard()
+	idle := true
+	for {
+		if idle {
+			select {
+			case <-g.progressWake:
+			case <-g.quit:
+				return
+			}
+		}
+		if g.wants.Load() > 0 || !g.driver.CompareAndSwap(0, 1) {
+			time.Sleep(20 * time.Microsecond)
+			idle = false
+			continue
+		}
+		moved := g.advance()
+		idle = len(g.queue) == 0
+		if !idle {
+			g.overdue(g.w.mesh.Now(), g.queue[0])
+		}
+		g.driver.Store(0)
+		if !moved && !idle {
+			g.comm.Sleep(time.Millisecond, func() bool { return g.wants.Load() > 0 })
+		}
+	}
+}

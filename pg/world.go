@@ -1,0 +1,364 @@
+package pg
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/fault/agent"
+	"github.com/serry-project/serry/internal/wire"
+	"github.com/serry-project/serry/mesh"
+)
+
+// worldID is the id of the group of all ranks.
+const worldID = 1
+
+// World is this process's membership: its embedded Group is that of all ranks. Make it with Join.
+type World struct {
+	*Group
+	cfg      Config
+	slot     int
+	inc      uint32
+	mesh     *mesh.Mesh
+	agent    *agent.Agent
+	arena    *collectives.Arena
+	words    []byte
+	canSpin  bool
+	log      *slog.Logger
+	joined   Joined
+	identity identity
+	early    []heldFrame // of groups that we do not have yet
+
+	mu      sync.Mutex
+	groups  map[uint64]*Group
+	order   []uint64
+	view    fault.View
+	members map[fault.ID]*mesh.Peer // also of earlier views
+	reasons map[uint64]string       // Install.Why by epoch
+	over    atomic.Pointer[error]
+	left    chan struct{}
+
+	entered atomic.Uint64 // Boundaries
+	hold    boundaryHold
+
+	events events
+	ackAt  time.Duration
+}
+
+// Joined says how this process came in.
+type Joined struct {
+	Replacement bool   // it took a slot in a running world (Attach and Boundary say where)
+	Boundary    uint64 // the number of the Boundary at which it entered: the caller goes on as after that one
+	Attach      []byte // what a member attached for it there
+	Epoch       uint64
+}
+
+// Joined says how this process came in.
+func (w *World) Joined() Joined { return w.joined }
+
+// Incarnation is how many processes have held this slot, this one included.
+func (w *World) Incarnation() uint32 { return w.inc }
+
+// Epoch is that of the last view.
+func (w *World) Epoch() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.view.Epoch
+}
+
+// Capacity is how many ranks the world can ever have.
+func (w *World) Capacity() int { return w.cfg.Capacity }
+
+// Groups are this process's groups in the order of creation, the world first. A replacement finds those of its slot here.
+func (w *World) Groups() []*Group {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var gs []*Group
+	for _, id := range w.order {
+		if g := w.groups[id]; g != nil {
+			gs = append(gs, g)
+		}
+	}
+	return gs
+}
+
+// Links describes each peer's link, and why it is that one.
+func (w *World) Links() []mesh.PeerStatus { return w.mesh.Status() }
+
+func (w *World) overErr() error {
+	if p := w.over.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// end ends everything here for good, once.
+func (w *World) end(err error) {
+	if w.over.CompareAndSwap(nil, &err) {
+		w.wakeAll()
+	}
+}
+
+func (w *World) wakeAll() {
+	w.mu.Lock()
+	gs := make([]*Group, 0, len(w.groups))
+	for _, g := range w.groups {
+		gs = append(gs, g)
+	}
+	w.mu.Unlock()
+	for _, g := range gs {
+		g.comm.Wake()
+		g.p2p.wake()
+	}
+	w.hold.wake()
+}
+
+// guard turns a panic of one of our goroutines into the end of the world here.
+func (w *World) guard() {
+	if r := recover(); r != nil {
+		w.end(fmt.Errorf("serry: BUG: %v", r))
+		panic(r)
+	}
+}
+
+func (w *World) why(epoch uint64) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reasons[epoch]
+}
+
+func (w *World) group(id uint64) *Group {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.groups[id]
+}
+
+// member is how collectives reaches a member of a view.
+func (w *World) member(rank int, id fault.ID) collectives.Member {
+	m := collectives.Member{Rank: rank, Slot: id.Slot, Inc: id.Inc}
+	if id.Slot == w.slot && id.Inc == w.inc {
+		m.Arena = w.mesh.Arena()
+		return m
+	}
+	if p := w.members[id]; p != nil {
+		m.Arena, m.Send = p.Arena(), p.Send
+	} else {
+		m.Send = func(*device.Frame) error { return fmt.Errorf("%w: slot %d", device.ErrLost, id.Slot) }
+	}
+	return m
+}
+
+// membersOf lists those of a group's slots that a view has. The caller holds w.mu.
+func (w *World) membersOf(slots []int, v *fault.View) (ms []collectives.Member) {
+	at := 0
+	for _, m := range v.Members {
+		for at < len(slots) && slots[at] < m.Slot {
+			at++
+		}
+		if at < len(slots) && slots[at] == m.Slot {
+			ms = append(ms, w.member(at, m.ID))
+		}
+	}
+	return ms
+}
+
+func (w *World) learn(v *fault.View) {
+	for _, m := range v.Members {
+		if w.members[m.ID] == nil {
+			if p := w.find(m.Nonce); p != nil {
+				w.members[m.ID] = p
+			}
+		}
+	}
+}
+
+// host is the World as the agent sees it; its methods run on the loop thread.
+type worldHost struct{ *World }
+
+// Close implements agent.Host.
+func (h worldHost) Close(epoch uint64, groups []uint64) (ds []fault.GroupDone) {
+	w := h.World
+	for _, id := range groups {
+		g := w.group(id)
+		if g == nil {
+			continue
+		}
+		d := fault.GroupDone{Group: id, Issued: g.issued.Load()}
+		alive := func(rank int) bool {
+			v := g.comm.Current()
+			for _, m := range g.comm.Members(v) {
+				if m.Rank == rank {
+					p := w.peerOf(fault.ID{Slot: m.Slot, Inc: m.Inc})
+					return p != nil && !p.Dead()
+				}
+			}
+			return false
+		}
+		done := g.comm.CloseWord(epoch, alive)
+		for r := range g.slots {
+			if s, ok := done[r]; ok {
+				d.Done = append(d.Done, fault.Done{Slot: g.slots[r], Seq: s})
+			}
+		}
+		ds = append(ds, d)
+	}
+	return ds
+}
+
+func (w *World) peerOf(id fault.ID) *mesh.Peer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.members[id]
+}
+
+// Reopen implements agent.Host.
+func (h worldHost) Reopen(installed uint64, groups []uint64) {
+	for _, id := range groups {
+		if g := h.group(id); g != nil {
+			g.comm.Reopen(installed)
+		}
+	}
+}
+
+// Install implements agent.Host.
+func (h worldHost) Install(in fault.Install) {
+	w := h.World
+	w.mu.Lock()
+	w.learn(&in.View)
+	w.view = in.View
+	w.reasons[in.View.Epoch] = in.Why
+	type step struct {
+		g  *Group
+		c  fault.Cut
+		ms []collectives.Member
+	}
+	var steps []step
+	for _, c := range in.Cuts {
+		if g := w.groups[c.Group]; g != nil {
+			steps = append(steps, step{g, c, w.membersOf(g.slots, &in.View)})
+		}
+	}
+	w.mu.Unlock()
+	for _, s := range steps {
+		s.g.comm.Install(in.View.Epoch, s.c.Seq, s.ms, s.c.Fail)
+		s.g.p2p.wake()
+	}
+	w.Group.size.Store(int64(in.View.Size))
+	if len(in.Joined) > 0 {
+		w.hold.install(in.At)
+	}
+	e := Event{Epoch: in.View.Epoch, Why: in.Why, At: time.Now()}
+	for _, m := range in.View.Members {
+		e.Active.Add(m.Slot)
+	}
+	for _, m := range in.Lost {
+		e.Lost = append(e.Lost, m.Slot)
+	}
+	for _, m := range in.Joined {
+		e.Joined = append(e.Joined, m.Slot)
+	}
+	w.log.Info("new view", "epoch", in.View.Epoch, "lost", e.Lost, "joined", e.Joined, "why", in.Why)
+	w.events.put(e)
+}
+
+// Waiting implements agent.Host.
+func (h worldHost) Waiting(group uint64) (out fault.Waiting) {
+	w := h.World
+	if g := w.group(group); g != nil {
+		out.Arrived = g.comm.Arrived()
+	}
+	for _, g := range w.Groups() {
+		seq := g.waiting.seq.Load()
+		if seq == 0 {
+			continue
+		}
+		missing := g.comm.Missing(g.waiting.epoch.Load(), seq, uint8(g.waiting.phase.Load()))
+		if out.Group == 0 || g.id == group {
+			out.Group, out.Seq, out.Missing = g.id, seq, missing
+		}
+	}
+	return out
+}
+
+// Over implements agent.Host.
+func (h worldHost) Over(err error) {
+	o := err.(*agent.Over)
+	kind := ErrEvicted
+	if o.NoQuorum {
+		kind = ErrNoQuorum
+	}
+	h.log.Warn("this process is out", "epoch", o.Epoch, "why", o.Why)
+	h.end(fmt.Errorf("%w (slot %d, epoch %d): %s", kind, h.slot, o.Epoch, o.Why))
+	h.events.put(Event{Epoch: o.Epoch, Why: o.Error(), Over: true, At: time.Now()})
+}
+
+// Left implements agent.Host.
+func (h worldHost) Left() {
+	select {
+	case <-h.left:
+	default:
+		close(h.left)
+	}
+	h.end(fmt.Errorf("%w: this process has left", ErrClosed))
+}
+
+// Data implements agent.Host.
+func (h worldHost) Data(from fault.ID, f *device.Frame) {
+	g := h.group(f.Group)
+	if g == nil {
+		h.World.held(from, f)
+		return
+	}
+	g.frame(from, f)
+}
+
+func (g *Group) frame(from fault.ID, f *device.Frame) {
+	for r, s := range g.slots {
+		if s != from.Slot {
+			continue
+		}
+		f.Inc = from.Inc // what the handshake proved, not what the header says
+		if f.Kind == wire.KindP2P {
+			g.p2p.deposit(r, f)
+		} else {
+			g.comm.Frame(r, f)
+		}
+		return
+	}
+}
+
+// Idle implements agent.Host: 10 ms after an operation that nothing has followed, those who retain it are told.
+func (h worldHost) Idle(now time.Duration) time.Duration {
+	w := h.World
+	if w.Group == nil || !w.hasRemotes() {
+		return 0
+	}
+	const quiet = 10 * time.Millisecond
+	if w.ackAt == 0 || now < w.ackAt {
+		if w.ackAt == 0 && w.untold() {
+			w.ackAt = now + quiet
+		}
+		return w.ackAt
+	}
+	w.ackAt = 0
+	for _, g := range w.Groups() {
+		g.comm.Tell()
+	}
+	return 0
+}
+
+func (w *World) hasRemotes() bool { return w.Group.comm.Remote() }
+
+func (w *World) untold() bool {
+	for _, g := range w.Groups() {
+		if g.comm.Untold() {
+			return true
+		}
+	}
+	return false
+}
