@@ -363,10 +363,13 @@ func (m *Mesh) hand(p *Peer, c net.Conn, peerHas, gen uint64, dialler bool) erro
 	if isTCP {
 		tcp.Tune(fd)
 	}
-	m.lp.do(func() {
+	if !m.lp.do(func() {
 		m.lp.attach(p, fd, peerHas, gen, dialler)
 		m.settled(p)
-	})
+	}) {
+		closeFd(fd)
+		return errClosed
+	}
 	return nil
 }
 

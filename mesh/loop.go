@@ -88,16 +88,17 @@ func (l *loop) wake() {
 	}
 }
 
-// do makes the loop call fn soon; never, once it has ended.
-func (l *loop) do(fn func()) {
+// do makes the loop call fn soon. False: it has ended, and never will.
+func (l *loop) do(fn func()) bool {
 	l.mu.Lock()
 	if l.ending {
 		l.mu.Unlock()
-		return
+		return false
 	}
 	l.todo = append(l.todo, fn)
 	l.mu.Unlock()
 	l.wake()
+	return true
 }
 
 // marked is called on a thread of the DeathWatch.

@@ -55,6 +55,7 @@ type Link struct {
 
 	rd      reader // Poll's own, as is what follows
 	rdGen   uint64
+	frame   device.Frame
 	unacked int
 }
 
@@ -274,7 +275,6 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 	}
 	got, total, why := 0, 0, error(nil)
 	var ack uint64
-	var f device.Frame
 	for total < pollBudget && why == nil {
 		b := l.rd.room()
 		if total < rawLimit && len(b) > rawLimit {
@@ -295,7 +295,8 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 		total += k
 		l.in.Add(int64(k))
 		for {
-			ok, err := l.rd.next(&f)
+			f := &l.frame
+			ok, err := l.rd.next(f)
 			if err != nil {
 				why = err
 				break
@@ -303,7 +304,7 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 			if !ok {
 				break
 			}
-			fresh, err := l.accept(&f, gen)
+			fresh, err := l.accept(f, gen)
 			if err != nil {
 				why = err
 				break
@@ -311,7 +312,7 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 			ack = max(ack, f.LinkAck)
 			if fresh && f.Kind != wire.KindAck {
 				got++
-				fn(&f)
+				fn(f)
 			}
 		}
 		if k < len(b) {
