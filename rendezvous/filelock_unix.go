@@ -1,0 +1,26 @@
+//go:build unix
+
+package rendezvous
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// tryLock takes the lock of f, which ends when f is closed or the process dies, unless someone else has it.
+func tryLock(f *os.File) (bool, error) {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return false, nil
+		default:
+			return false, err
+		}
+	}
+}

@@ -1,0 +1,101 @@
+// Package rendezvous is how the ranks of a group find each other: a small key-value store that all of them reach, in
+// memory, in a directory, or over TCP, where one port answers both our own clients and those of torch.distributed's
+// TCPStore.
+//
+// It is for the minutes in which a group is founded. Nothing in it is on the path of a collective, and a founded group
+// outlives it.
+package rendezvous
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// Limits of every store, in bytes. They are those of torch's default server, so that a program that works on one store
+// works on all. A [Prefix] counts towards the key.
+const (
+	MaxKey   = 8 << 10
+	MaxValue = 8 << 20
+)
+
+// Store is a map from keys to values that all ranks of a group share.
+//
+// Order. Each call takes effect at one instant between its start and its return, and all processes see these instants
+// in one order. A key, once set, stays set (only programs of torch can delete one).
+//
+// Blocking. Get and Wait wait for keys that are not there yet; nothing else waits for another rank. Every call ends
+// when its context does, whatever the server, the network or the disk are doing, and its error then unwraps to
+// context.DeadlineExceeded or context.Canceled. Without a deadline in ctx a wait has none.
+//
+// Concurrency. All methods may be called from many goroutines at once; a waiting call holds up no other.
+//
+// Ownership. Keys and values are copied: after the return a caller may change what it passed and what it got.
+//
+// Keys are 1 to [MaxKey] bytes, values 0 to [MaxValue]; any bytes. An empty value is a value: its key exists.
+//
+// Errors are of type [*Error], which names store, operation and key and says what to do. A store over a network mends a
+// lost connection once per call. It is bound to one run of its server: when that was restarted, and so has forgotten
+// everything, our own protocol returns [ErrRestarted] (torch's cannot tell).
+type Store interface {
+	// Get returns the value of key, and waits until there is one.
+	Get(ctx context.Context, key string) ([]byte, error)
+
+	// Set stores value under key, over an earlier one if there is one.
+	Set(ctx context.Context, key string, value []byte) error
+
+	// Wait returns when each key has been set. Without keys it returns at once.
+	Wait(ctx context.Context, keys ...string) error
+
+	// Add adds delta to the number stored under key (0 if there is none) and returns the sum, which wraps around like
+	// an int64. The number is stored as decimal text, so that Get reads it and Set can start it. A value that is not a
+	// number is an error, [ErrNotNumber], and stays.
+	Add(ctx context.Context, key string, delta int64) (int64, error)
+
+	// CompareAndSet stores desired under key if the value there equals expected, or if expected is empty and the key is
+	// not there. It returns the value that is there afterwards, nil if there is none. So with expected empty, which is
+	// how a group is founded, one caller of many finds its own value in the answer and the others find that one's.
+	CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error)
+
+	// Close releases what this Store holds; calls in progress and later ones return [ErrClosed]. Values stay where
+	// they are, unless this process hosts them. Closing twice is allowed.
+	Close() error
+}
+
+// Open returns the store that rawURL names:
+//
+//	mem://name         in this process; the same name is the same store until its last handle is closed
+//	file:///directory  in a directory, also a shared one; one directory for one run
+//	tcp://host:port    a [Server], in our own protocol
+//	torch://host:port  a TCPStore of torch.distributed, or a [Server]
+//
+// A server that is not up yet is tried again until ctx ends, without a deadline in ctx for [OpenTimeout].
+func Open(ctx context.Context, rawURL string) (Store, error) {
+	scheme, rest, ok := strings.Cut(rawURL, "://")
+	if !ok {
+		return nil, openError(rawURL, fmt.Errorf("%w: no scheme", ErrBadURL))
+	}
+	switch scheme {
+	case "mem":
+		return openMem(rest), nil
+	case "file":
+		u, err := url.Parse(rawURL)
+		if err != nil {
+			return nil, openError(rawURL, fmt.Errorf("%w: %w", ErrBadURL, err))
+		}
+		if u.Host != "" || u.Path == "" {
+			return nil, openError(rawURL, fmt.Errorf("%w: a path begins with a third slash", ErrBadURL))
+		}
+		return OpenFile(ctx, u.Path)
+	case "tcp":
+		return DialTCP(ctx, strings.TrimSuffix(rest, "/"))
+	case "torch":
+		return DialTorch(ctx, strings.TrimSuffix(rest, "/"))
+	}
+	return nil, openError(rawURL, fmt.Errorf("%w: unknown scheme %q", ErrBadURL, scheme))
+}
+
+func openError(rawURL string, err error) error {
+	return &Error{Store: rawURL, Op: "open", Err: err, Hint: "write mem://name, file:///directory, tcp://host:port or torch://host:port"}
+}
