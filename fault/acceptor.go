@@ -64,7 +64,7 @@ func (m *Machine) onPrepare(from ID, x prepare) {
 	// A group that we do not know is closed too if we are asked: a member of it on our host may be stopped.
 	groups := slices.Clone(x.Groups)
 	for _, g := range m.groups {
-		if g.Failed == "" && !g.Slots.And(m.namedSlots).Empty() {
+		if g.Failed == "" && !none(g.Slots.And(m.namedSlots)) {
 			groups = append(groups, g.ID)
 		}
 	}
@@ -78,7 +78,7 @@ func (m *Machine) closeGroups(groups []uint64) {
 			m.closed = append(m.closed, id)
 		}
 	}
-	if len(m.closed) == 0 {
+	if len(m.closed) == 0 || m.cfg.bug == bugNoClose {
 		m.sendPromise()
 		return
 	}
@@ -142,6 +142,9 @@ func (m *Machine) sendPromise() {
 	x := promise{head: m.head(), Ballot: m.promised, Accepted: m.accepted, Value: m.value, Gone: m.gone()}
 	x.Dead = x.Gone
 	for _, r := range m.mates() {
+		if m.cfg.bug == bugNoProxyRead {
+			break
+		}
 		if r.Epoch > m.view.Epoch {
 			x.Dead = nil // it knows a later view: what the dead had voted in this one may be overwritten
 			continue
@@ -201,6 +204,9 @@ func (m *Machine) onAccept(from ID, x accept) {
 func (m *Machine) sendAccepted() {
 	dead := m.gone()
 	for _, r := range m.mates() {
+		if m.cfg.bug == bugNoRecheck {
+			break
+		}
 		if r.Epoch > m.view.Epoch || m.accepted.Less(r.Promised) {
 			dead = nil
 		}

@@ -100,6 +100,8 @@ type Config struct {
 	HeartbeatLimit time.Duration // a silent unvouched member is dropped after this (default 1 s)
 	BallotTimeout  time.Duration // a silent coordinator is overtaken after this (default 20 ms, doubling)
 	AskTimeout     time.Duration // a rank that does not answer a wait-for question in this time is a sink (default 200 ms)
+
+	bug bug // a rule to break; tests only
 }
 
 // Event is something that happened. One of the types below.

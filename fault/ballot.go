@@ -107,7 +107,7 @@ func (m *Machine) begin(drop []suspicion, fails []failing, grow *prepare) {
 		named.Add(j.Slot)
 	}
 	for _, g := range m.groups {
-		if g.Failed == "" && !g.Slots.And(named).Empty() && !slices.Contains(a.prep.Groups, g.ID) {
+		if g.Failed == "" && !none(g.Slots.And(named)) && !slices.Contains(a.prep.Groups, g.ID) {
 			a.prep.Groups = append(a.prep.Groups, g.ID)
 		}
 	}
@@ -177,7 +177,7 @@ func (m *Machine) proxied(by ID, dead []ID) (s Set) {
 func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	a := m.att
 	if a.asking {
-		if quorum(m.view, a.votes) {
+		if m.enough(a.votes) {
 			v := a.value
 			m.publish(v)
 			m.install(v)
@@ -192,11 +192,11 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 		votes.Add(v.from.Slot)
 		votes = votes.Or(m.proxied(v.from, v.Dead))
 	}
-	if !quorum(m.view, votes) {
+	if !m.enough(votes) {
 		m.beat(a)
 		return false
 	}
-	if a.best != (Ballot{}) {
+	if a.best != (Ballot{}) && m.cfg.bug != bugIgnoreAccepted {
 		m.propose(a.found) // it may be chosen already
 		return true
 	}
@@ -220,11 +220,14 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 			return true
 		}
 	}
-	v, missing := plan(m.view, m.view.Incs, a.promises, change{drop, fails, a.prep.Joiners, a.prep.At})
+	v, missing := plan(m.view, a.promises, change{drop, fails, a.prep.Joiners, a.prep.At}, m.cfg.bug)
 	if m.overdue(missing, drop) {
 		drop, fails = m.judge()
 		m.begin(drop, fails, nil)
 		return true
+	}
+	if m.cfg.bug == bugNoWord {
+		missing = Set{}
 	}
 	if !missing.Empty() || m.worthWaiting(a, drop, own) {
 		m.beat(a)
@@ -235,6 +238,17 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	}
 	m.propose(v)
 	return true
+}
+
+// enough says whether votes are a quorum.
+func (m *Machine) enough(votes Set) bool {
+	switch m.cfg.bug {
+	case bugNoQuorum:
+		return !votes.Empty()
+	case bugHalf:
+		return 2*votes.Len() >= len(m.view.Members)
+	}
+	return quorum(m.view, votes)
 }
 
 // unnamed says that there is somebody to drop, or a group to cut, that our prepare did not name.

@@ -30,7 +30,7 @@ type concerned struct {
 
 // plan computes the next view's value. missing are members of the next view of whom there is no word: neither their own
 // promise, nor that of a living process of their host which says, for every group concerned, how far they are.
-func plan(view View, incs []uint32, votes []vote, ch change) (v Value, missing Set) {
+func plan(view View, votes []vote, ch change, b bug) (v Value, missing Set) {
 	var out, in, left Set
 	for _, d := range ch.drop {
 		out.Add(d.ID.Slot)
@@ -83,7 +83,7 @@ func plan(view View, incs []uint32, votes []vote, ch change) (v Value, missing S
 		c := Cut{Group: g.id, Fail: g.fail, Slots: g.slots}
 		// What the dropped returned from does not bind; a leaver's does, the others hold what it has.
 		for s, seq := range g.done {
-			if stay.Has(s) || left.Has(s) && vouched.Has(s) {
+			if stay.Has(s) != (b == bugCutFromDead) || left.Has(s) && vouched.Has(s) {
 				c.Seq = max(c.Seq, seq)
 			}
 		}
@@ -97,7 +97,7 @@ func gather(view View, votes []vote, fails []failing, touched Set) (groups []*co
 	for _, w := range votes {
 		for _, h := range w.Groups {
 			f := slices.IndexFunc(fails, func(f failing) bool { return f.Group == h.Group })
-			if h.Slots.And(touched).Empty() && f < 0 {
+			if none(h.Slots.And(touched)) && f < 0 {
 				continue
 			}
 			i := slices.IndexFunc(groups, func(g *concerned) bool { return g.id == h.Group })

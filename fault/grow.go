@@ -119,7 +119,10 @@ func (m *Machine) driveGrowth(c ID, work bool) {
 		g.hold = nil
 		m.emit(Release{})
 	}
-	g.joiners = slices.DeleteFunc(g.joiners, func(j joiner) bool { return m.t-j.asked >= m.cfg.HeartbeatLimit })
+	g.joiners = slices.DeleteFunc(g.joiners, func(j joiner) bool {
+		return m.t-j.asked >= m.cfg.HeartbeatLimit ||
+			slices.ContainsFunc(m.view.Members, func(p Member) bool { return p.Nonce == j.Nonce })
+	})
 	switch r := g.run; {
 	case r != nil && (c != m.self || work && (m.att == nil || len(m.att.prep.Joiners) == 0)):
 		m.endGrowth("the view changes meanwhile")
@@ -159,7 +162,7 @@ func (m *Machine) startGrowth() {
 		taken.Add(p.Slot)
 		size = max(size, p.Slot+1)
 		p.Inc = 1
-		if p.Slot < len(m.view.Incs) {
+		if p.Slot < len(m.view.Incs) && m.cfg.bug != bugReuse {
 			p.Inc = m.view.Incs[p.Slot] + 1
 		}
 		in = append(in, p)

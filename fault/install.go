@@ -131,6 +131,9 @@ func (m *Machine) newEpoch() {
 	m.late, m.slow, m.told, m.sentTo, m.again, m.linkAt = nil, nil, nil, Set{}, 0, 0
 	m.blame.chases, m.blame.pending = nil, nil
 	m.growth.hold, m.growth.run, m.growth.replaced = nil, nil, nil
+	if m.hist[len(m.hist)-1].value.At != 0 {
+		m.growth.patience = 0
+	}
 	m.fails = slices.DeleteFunc(m.fails, func(f failing) bool { return m.group(f.Group) == nil })
 	gone := func(id ID) bool {
 		// One of a later view than ours may be told of before we learn that view.
@@ -183,7 +186,7 @@ func (m *Machine) onCreated(e Created) {
 		if h.value.Epoch <= e.Epoch {
 			continue
 		}
-		touched := !g.Slots.And(h.lost.Or(h.gained)).Empty()
+		touched := !none(g.Slots.And(h.lost.Or(h.gained)))
 		seq, fail := uint64(0), ""
 		for _, c := range h.value.Cuts {
 			if c.Group == g.ID {
@@ -199,7 +202,7 @@ func (m *Machine) onCreated(e Created) {
 	}
 	m.groups = append(m.groups, g)
 	// A promise that we gave before we knew the group closes it too, before anything can be decided in it.
-	if m.promised != (Ballot{}) && m.joined == nil && g.Failed == "" && !g.Slots.And(m.namedSlots).Empty() {
+	if m.promised != (Ballot{}) && m.joined == nil && g.Failed == "" && !none(g.Slots.And(m.namedSlots)) {
 		m.closeGroups([]uint64{g.ID})
 	}
 }

@@ -447,3 +447,20 @@ func (m *Machine) evicted(epoch uint64, why string) {
 	}
 	m.emit(Evicted{epoch, why})
 }
+
+// bug is a rule that a test breaks, to see that its checks see it.
+type bug uint8
+
+const (
+	bugNone           bug = iota
+	bugNoQuorum           // commit without a quorum
+	bugIgnoreAccepted     // propose without regard to what was accepted
+	bugNoRecheck          // a proxy does not read the promises after it accepted
+	bugNoProxyRead        // a proxy promises without reading what its host accepted
+	bugCutFromDead        // what the dropped have done counts for the cut, what survivors have done does not
+	bugNoWord             // a cut without word of every member
+	bugNoClose            // promises are sent without closing
+	bugReuse              // an incarnation is numbered again
+	bugHalf               // any half is a quorum
+	bugLast           = bugHalf
+)

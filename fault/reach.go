@@ -76,3 +76,5 @@ func reachable(v View, self ID, dead, silent func(ID) bool) (s Set) {
 	}
 	return s
 }
+
+func none(s Set) bool { return s == Set{} }

@@ -1,0 +1,290 @@
+package fault
+
+import (
+	"container/heap"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+var (
+	simRuns  = flag.Int("fault.runs", 0, "schedules of the simulation (0: 5000, or 500 with -short)")
+	simSeed  = flag.Uint64("fault.seed", 0, "run only this schedule, and print what happens")
+	simFirst = flag.Uint64("fault.first", 1, "first seed")
+)
+
+// faults schedules what goes wrong in the first seconds.
+func (w *world) faults(n int) {
+	kinds := 1 + w.rng.IntN(6)
+	pick := func() *proc { return w.procs[w.rng.IntN(len(w.procs))] }
+	storm := w.chance(0.3) // all at nearly the same time
+	start := w.rnd(5*ms, 60*ms)
+	for range kinds {
+		t := w.rnd(5*ms, 700*ms)
+		if storm {
+			t = start + w.rnd(0, 6*ms)
+		}
+		switch w.rng.IntN(14) {
+		case 0, 1, 2:
+			w.at(t, func() { p := pick(); w.tr("crash %v", p.id); p.crash() })
+		case 3:
+			w.at(t, func() { pick().fuse = 1 + w.rng.IntN(12) })
+		case 4: // a host but for at most one
+			w.at(t, func() {
+				h, keep := w.rng.IntN(w.hosts), w.chance(0.8)
+				for _, p := range w.procs {
+					if p.host == h && !p.dead {
+						if keep {
+							keep = false
+							continue
+						}
+						w.tr("crash %v with its host", p.id)
+						p.crash()
+					}
+				}
+			})
+		case 5, 6:
+			w.at(t, func() { w.pause(pick(), w.rnd(ms, 4*simHL)) })
+		case 7: // a partition
+			w.at(t, func() {
+				side := make([]bool, w.hosts)
+				for i := range side {
+					side[i] = w.chance(0.5)
+				}
+				w.cut(func(p, q *proc) bool { return side[p.host] != side[q.host] }, w.rnd(10*ms, 8*simHL))
+			})
+		case 8: // one link
+			w.at(t, func() {
+				a, b := pick(), pick()
+				w.cut(func(p, q *proc) bool {
+					return p.host != q.host && (p == a && q == b || p == b && q == a)
+				}, w.rnd(10*ms, 8*simHL))
+			})
+		case 9, 10: // restart
+			w.at(t, func() {
+				p := pick()
+				w.tr("%v crashes and comes back", p.id)
+				p.crash()
+				slot := p.id.Slot
+				if p.id.Inc == 0 || w.chance(0.3) {
+					slot = -1
+				}
+				h := p.host
+				if w.chance(0.3) {
+					h = w.rng.IntN(w.hosts)
+				}
+				w.at(w.rnd(0, 100*ms), func() { w.newProc(h).join(slot) })
+			})
+		case 11: // a newcomer, or a replacement of one that lives
+			w.at(t, func() {
+				slot := -1
+				if w.chance(0.5) {
+					slot = w.rng.IntN(n)
+				}
+				p := w.newProc(w.rng.IntN(w.hosts))
+				p.join(slot)
+				if w.chance(0.3) {
+					w.at(w.rnd(0, 300*ms), p.crash)
+				}
+			})
+		case 12:
+			w.at(t, func() {
+				p := pick()
+				switch w.rng.IntN(4) {
+				case 0:
+					p.leave = true
+				case 1:
+					p.stuck = true
+					w.tr("%v is stuck", p.id)
+				case 2:
+					p.do(func() { p.step(Abort{100, "a test"}) })
+				case 3:
+					p.do(func() { p.step(Abort{1, "a test"}) })
+				}
+			})
+		case 13: // crash of whoever coordinates now
+			w.at(t, func() {
+				for _, p := range w.procs {
+					if !p.dead && p.m != nil && p.m.att != nil {
+						w.tr("crash of a coordinator %v", p.id)
+						p.crash()
+						return
+					}
+				}
+				pick().fuse = 1 + w.rng.IntN(5)
+			})
+		}
+	}
+}
+
+func (w *world) pause(p *proc, d Time) {
+	if p.pause || p.dead {
+		return
+	}
+	w.tr("%v is stopped for %v", p.id, d)
+	p.pause = true
+	w.watch(p)
+	w.at(d, func() {
+		w.tr("%v goes on", p.id)
+		p.pause = false
+		w.watch(p)
+		back := p.back
+		p.back = nil
+		for _, f := range back {
+			p.do(f)
+		}
+	})
+}
+
+// cut breaks links for a while; what is sent meanwhile comes later.
+func (w *world) cut(which func(p, q *proc) bool, d Time) {
+	var ps [][2]int
+	for _, p := range w.procs {
+		for _, q := range w.procs {
+			k := [2]int{p.pid, q.pid}
+			if p == q || !which(p, q) {
+				continue
+			}
+			if w.links[k] == nil {
+				w.links[k] = &link{}
+			}
+			if !w.links[k].down {
+				w.links[k].down = true
+				ps = append(ps, k)
+				w.watchPair(p, q)
+			}
+		}
+	}
+	w.tr("links down for %v: %v", d, ps)
+	w.at(d, func() {
+		for _, k := range ps {
+			l := w.links[k]
+			l.down = false
+			for range len(l.queue) {
+				w.at(ms/10, func() {
+					if !l.down {
+						l.pop()
+					}
+				})
+			}
+			w.watchPair(w.procs[k[0]], w.procs[k[1]])
+		}
+		w.tr("links up: %v", ps)
+	})
+}
+
+func (w *world) run(until Time) {
+	for len(w.q) > 0 && w.q[0].at <= until && len(w.fails) == 0 {
+		e := heap.Pop(&w.q).(simEvent)
+		w.now = max(w.now, e.at)
+		e.run()
+		if w.steps > 200_000 {
+			w.bad("the world does not come to rest: %d steps", w.steps)
+		}
+	}
+}
+
+// simulate runs one schedule and returns its world.
+func simulate(seed uint64, b bug, trace bool) *world {
+	shape := seed * 0x9e3779b97f4a7c15 >> 40
+	n := 2 + int(shape%6)
+	hosts := 1 + int(shape/6%3)
+	w := newWorld(seed, n, hosts, b)
+	w.trace = trace
+	w.faults(n)
+	w.run(2200 * ms)
+	w.rest()
+	return w
+}
+
+// rest checks that once faults have stopped the living go on.
+func (w *world) rest() {
+	if len(w.fails) > 0 {
+		return
+	}
+	var newest *View
+	for _, p := range w.procs {
+		if p.m != nil && !p.dead && (newest == nil || p.m.view.Epoch > newest.Epoch) {
+			newest = &p.m.view
+		}
+	}
+	if newest == nil {
+		return
+	}
+	for _, p := range w.procs {
+		switch {
+		case p.m == nil && !p.dead:
+			w.bad("pid %d still waits to join (slot %d)", p.pid, p.joinSlot)
+		case p.m == nil || p.dead:
+		case p.m.view.Epoch != newest.Epoch:
+			w.bad("rank %v is in epoch %d, others in %d", p.id, p.m.view.Epoch, newest.Epoch)
+		case findMember(newest.Members, p.id) == nil:
+			w.bad("rank %v lives and is not in epoch %d, and does not know", p.id, newest.Epoch)
+		}
+	}
+	for _, x := range newest.Members {
+		if p := w.find(x.ID); p == nil || p.dead {
+			w.bad("rank %v is dead and in epoch %d", x.ID, newest.Epoch)
+		}
+	}
+	before := map[int]int{}
+	for _, p := range w.procs {
+		before[p.pid] = p.index
+	}
+	w.run(w.now + simHL*2)
+	for _, p := range w.procs {
+		if p.m != nil && !p.dead && !p.stuck && p.index == before[p.pid] {
+			w.bad("rank %v does not go on: busy %v group %d op %d boundary %v held %v at %d (of %d)", p.id, p.busy, p.group, p.seq, p.inBound, p.holding, p.holdAt, p.bound)
+		}
+	}
+}
+
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		w := simulate(*simSeed, bugNone, true)
+		fmt.Fprintln(os.Stdout, w.log.String())
+		for _, f := range w.fails {
+			t.Error(f)
+		}
+		return
+	}
+	runs := *simRuns
+	if runs == 0 {
+		if runs = 5000; testing.Short() {
+			runs = 500
+		}
+	}
+	begin, steps, done, grown, changes, bad := time.Now(), 0, 0, 0, 0, 0
+	for i := range uint64(runs) {
+		w := simulate(*simFirst+i, bugNone, false)
+		steps, done, grown, changes = steps+w.steps, done+w.doneSum, grown+w.grown, changes+w.changes
+		for _, f := range w.fails {
+			t.Errorf("seed %d: %s", *simFirst+i, f)
+		}
+		if len(w.fails) > 0 {
+			if bad++; bad > 10 {
+				t.FailNow()
+			}
+		}
+	}
+	d := time.Since(begin)
+	t.Logf("%d schedules in %v (%.0f/s): %d steps, %d returns, %d installs, %d of them growth", runs, d.Round(time.Millisecond),
+		float64(runs)/d.Seconds(), steps, done, changes, grown)
+}
+
+// TestMutants breaks one rule at a time, and wants the simulation to see it.
+func TestMutants(t *testing.T) {
+	for b := bugNone + 1; b <= bugLast; b++ {
+		t.Run(fmt.Sprint(b), func(t *testing.T) {
+			for i := range uint64(6000) {
+				if w := simulate(i+1, b, false); len(w.fails) > 0 {
+					t.Logf("seen by schedule %d: %s", i+1, w.fails[0])
+					return
+				}
+			}
+			t.Error("no schedule sees that this rule is broken")
+		})
+	}
+}
