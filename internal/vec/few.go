@@ -24,13 +24,13 @@ func reduceFew(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, con
 		if b == nil {
 			continue
 		}
-		if k == len(s) || !aligned(b, dt.Size()) {
+		if k == len(s) || dt != dtype.BF16 && !aligned(b, dt.Size()) {
 			return false
 		}
 		s[k], rank[k] = b, r
 		k++
 	}
-	if !aligned(dst, dt.Size()) {
+	if dt != dtype.BF16 && !aligned(dst, dt.Size()) {
 		return false
 	}
 	switch k {
@@ -52,16 +52,18 @@ func reduceFew(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, con
 	default:
 		return false
 	}
-	switch dt {
-	case dtype.F32:
+	switch {
+	case dt == dtype.F32 && op == dtype.Sum && k == 2:
+		sum2F32(view[float32](dst), view[float32](s[0]), view[float32](s[1]))
+	case dt == dtype.F32:
 		few[float32](dst, &s, k, dt, op, contributors)
-	case dtype.BF16:
+	case dt == dtype.BF16:
 		fewBF16(dst, &s, k, op, contributors)
-	case dtype.I32:
+	case dt == dtype.I32:
 		few[int32](dst, &s, k, dt, op, contributors)
-	case dtype.I64:
+	case dt == dtype.I64:
 		few[int64](dst, &s, k, dt, op, contributors)
-	case dtype.U8:
+	case dt == dtype.U8:
 		few[uint8](dst, &s, k, dt, op, contributors)
 	}
 	return true
@@ -88,24 +90,27 @@ func few[T number](dst []byte, s *[4][]byte, k int, dt dtype.DType, op dtype.Red
 	}
 }
 
-func fewBF16(dst []byte, s *[4][]byte, k int, op dtype.ReduceOp, n int) {
+func fewBF16(d []byte, s *[4][]byte, k int, op dtype.ReduceOp, n int) {
+	switch {
+	case op == dtype.Max:
+		max2BF16(d, s[0], s[1])
+		return
+	case op == dtype.Sum && k == 2:
+		sum2BF16(d, s[0], s[1])
+		return
+	}
 	var tmp [fewBlock]float32
-	d, a := view[uint16](dst), view[uint16](s[0])
-	b, c, e := view[uint16](s[1]), view[uint16](s[2]), view[uint16](s[3])
-	for lo := 0; lo < len(d); lo += fewBlock {
-		hi := min(lo+fewBlock, len(d))
-		sum := tmp[:hi-lo]
-		switch {
-		case k == 1:
-			widenBF16(sum, a[lo:hi])
-		case op == dtype.Max:
-			maxBF16(d[lo:hi], a[lo:hi], b[lo:hi])
-			continue
-		case k == 2:
-			add2BF16(sum, a[lo:hi], b[lo:hi])
+	for lo := 0; lo < len(d); lo += 2 * fewBlock {
+		hi := min(lo+2*fewBlock, len(d))
+		sum := tmp[:(hi-lo)/2]
+		switch k {
+		case 1:
+			widenBF16(sum, s[0][lo:hi])
+		case 2:
+			add2BF16(sum, s[0][lo:hi], s[1][lo:hi])
 		default:
-			add4BF16(sum, a[lo:hi], b[lo:hi], c[lo:hi], e[lo:hi])
+			add4BF16(sum, s[0][lo:hi], s[1][lo:hi], s[2][lo:hi], s[3][lo:hi])
 		}
-		end(bytesOf(d[lo:hi]), bytesOf(sum), dtype.BF16, op, n)
+		end(d[lo:hi], bytesOf(sum), dtype.BF16, op, n)
 	}
 }

@@ -1,7 +1,6 @@
 package vec
 
 import (
-	"encoding/binary"
 	"math/bits"
 
 	"github.com/serry-project/serry/internal/dtype"
@@ -161,17 +160,17 @@ func (r *reduction) fused(rank int) int {
 func fuse[T number](d []T, s [][]byte, src dtype.DType, lo, hi int) bool {
 	size := src.Size()
 	for _, b := range s {
-		if !aligned(b, size) {
+		if src != dtype.BF16 && !aligned(b, size) {
 			return false
 		}
 	}
 	switch {
 	case src == dtype.BF16:
-		a, b := view[uint16](s[0][lo:hi]), view[uint16](s[1][lo:hi])
+		a, b := s[0][lo:hi], s[1][lo:hi]
 		if len(s) == 2 {
 			add2BF16(d, a, b)
 		} else {
-			add4BF16(d, a, b, view[uint16](s[2][lo:hi]), view[uint16](s[3][lo:hi]))
+			add4BF16(d, a, b, s[2][lo:hi], s[3][lo:hi])
 		}
 	case size == sizeOf[T]():
 		a, b := view[T](s[0][lo:hi]), view[T](s[1][lo:hi])
@@ -191,12 +190,8 @@ func fuse[T number](d []T, s [][]byte, src dtype.DType, lo, hi int) bool {
 func leaf[T number](own []T, b []byte, src dtype.DType) []T {
 	ok := aligned(b, src.Size())
 	switch {
-	case src == dtype.BF16 && ok:
-		widenBF16(own, view[uint16](b))
 	case src == dtype.BF16:
-		for i := range own {
-			own[i] = T(fromBF16(binary.LittleEndian.Uint16(b[2*i:])))
-		}
+		widenBF16(own, b)
 	case src.Size() == sizeOf[T]() && ok:
 		return view[T](b)
 	case src.Size() == sizeOf[T]():
@@ -207,7 +202,7 @@ func leaf[T number](own []T, b []byte, src dtype.DType) []T {
 		widen(own, view[int32](b))
 	case src == dtype.I32:
 		for i := range own {
-			own[i] = T(int32(binary.LittleEndian.Uint32(b[4*i:])))
+			own[i] = T(int32(le.Uint32(b[4*i:])))
 		}
 	}
 	return own
@@ -221,7 +216,7 @@ func store[T number](r *reduction, tmp, sum []T, off int) {
 		copy(d, bytesOf(sum))
 		return
 	}
-	if aligned(d, size) {
+	if r.dt == dtype.BF16 || aligned(d, size) {
 		end(d, bytesOf(sum), r.dt, r.op, r.n)
 		return
 	}
@@ -235,7 +230,7 @@ func store[T number](r *reduction, tmp, sum []T, off int) {
 	copy(d, own)
 }
 
-// end is store for an aligned d. acc may begin where d begins: each element is
+// end is store for a d that is aligned or bf16. acc may begin where d begins: each element is
 // read before anything at its place or behind it is written.
 func end(d, acc []byte, dt dtype.DType, op dtype.ReduceOp, n int) {
 	switch dt {
@@ -248,11 +243,11 @@ func end(d, acc []byte, dt dtype.DType, op dtype.ReduceOp, n int) {
 	case dtype.BF16:
 		switch op {
 		case dtype.Sum:
-			roundBF16(view[uint16](d), view[float32](acc))
+			roundBF16(d, view[float32](acc))
 		case dtype.Avg:
-			divBF16(view[uint16](d), view[float32](acc), float32(n))
+			divBF16(d, view[float32](acc), float32(n))
 		case dtype.Max:
-			cutBF16(view[uint16](d), view[float32](acc))
+			cutBF16(d, view[float32](acc))
 		}
 	case dtype.I32:
 		narrow(view[int32](d), view[int64](acc), int64(n))

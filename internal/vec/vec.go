@@ -16,7 +16,7 @@
 //     in f32. Avg of integers sums in 64 bits (i64 wraps) and truncates toward
 //     zero.
 //   - Max of floating point is NaN if any element is, the first in rank order
-//     with its payload; of equal values (the two zeros) it is the first.
+//     with its payload; +0 is greater than -0.
 //
 // Nothing here allocates. Elements are little-endian, and buffers need not be
 // aligned, but are faster if they are.

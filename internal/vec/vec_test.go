@@ -29,10 +29,15 @@ func dumbReduce(srcs [][]byte, n int, dt dtype.DType, op dtype.ReduceOp, contrib
 				if op != dtype.Max {
 					return a + b
 				}
-				if a != a || a >= b {
+				switch {
+				case a != a:
 					return a
+				case b != b || b > a:
+					return b
+				case a == b:
+					return math.Float32frombits(math.Float32bits(a) & math.Float32bits(b)) // +0 of two zeros
 				}
-				return b
+				return a
 			})
 			if op == dtype.Avg {
 				v /= float32(contributors)
@@ -326,7 +331,7 @@ func TestMaxKeepsTheFirstNaN(t *testing.T) {
 	Reduce(dst, srcs, dtype.F32, dtype.Max, 4)
 	require.Equal(t, uint32(0xffc12345), binary.LittleEndian.Uint32(dst))
 	Reduce(dst, [][]byte{put(0x80000000), put(0)}, dtype.F32, dtype.Max, 2)
-	require.Equal(t, uint32(0x80000000), binary.LittleEndian.Uint32(dst), "of two zeros the first")
+	require.Equal(t, uint32(0), binary.LittleEndian.Uint32(dst), "+0 is greater")
 }
 
 func TestIntegers(t *testing.T) {
