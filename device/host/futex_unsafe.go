@@ -47,10 +47,10 @@ func FutexWake(addr *atomic.Uint32, n int) (int, error) {
 
 // waitv is the kernel's struct futex_waitv.
 type waitv struct {
-	val      uint64
-	uaddr    uint64
-	flags    uint32
-	reserved uint32
+	val   uint64
+	uaddr uint64
+	flags uint32
+	_     uint32
 }
 
 // noWaitv is set once the kernel, or a seccomp filter, refused futex_waitv.
