@@ -68,7 +68,7 @@ type Comm struct {
 	sleep *atomic.Uint32
 
 	cur   atomic.Pointer[Version]
-	first *Version
+	first atomic.Pointer[Version] // the oldest that an operation may still be in
 
 	srcs [][]byte // scratch
 	buf  []byte   // scratch of one frame
@@ -98,7 +98,7 @@ func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
 		srcs: make([][]byte, cfg.Shape.Size), inbox: map[inKey]*part{}, holds: map[inKey]struct{}{}, told: done,
 	}
 	v := c.version(nil, epoch, done, members)
-	c.first = v
+	c.first.Store(v)
 	c.cur.Store(v)
 	c.rearm(v)
 	return c, nil
@@ -154,9 +154,17 @@ func (c *Comm) Untold() bool {
 	return c.own.done.Load() > c.told && len(c.cur.Load().remotes) > 0
 }
 
+// Tidy forgets versions that every member has left behind, and says whether others are left.
+func (c *Comm) Tidy() bool {
+	c.trim()
+	return c.first.Load() != c.cur.Load()
+}
+
+
+
 // MembersAt lists the members of the version of that epoch.
 func (c *Comm) MembersAt(epoch uint64) []Member {
-	for v := c.first; v != nil; v = v.next.Load() {
+	for v := c.first.Load(); v != nil; v = v.next.Load() {
 		if v.Epoch == epoch {
 			return c.Members(v)
 		}
@@ -178,6 +186,32 @@ func (c *Comm) Install(epoch, cut uint64, members []Member, fail string) *Versio
 	c.prune(v)
 	c.Wake()
 	return v
+}
+
+// trim forgets versions that every member has left behind. With the last of them goes the memory of the dead.
+func (c *Comm) trim() {
+	for {
+		v := c.first.Load()
+		n := v.next.Load()
+		if n == nil || c.own.done.Load() < n.From {
+			return
+		}
+		for r, p := range n.peers {
+			if p == nil || r == c.cfg.Rank {
+				continue
+			}
+			done := p.done.Load()
+			if p.Arena != nil {
+				if a, _ := c.bind(p); a != nil {
+					done = a.done.Load()
+				}
+			}
+			if done < n.From {
+				return
+			}
+		}
+		c.first.CompareAndSwap(v, n)
+	}
 }
 
 // rearm makes the host's word "nothing decided after the cut" of version v, unless it is there already or further.

@@ -55,13 +55,13 @@ func (c *Comm) Frame(rank int, f *device.Frame) {
 
 // stale says that nobody here needs the operation any more: it lies behind a cut of its version.
 func (c *Comm) stale(version, seq uint64) bool {
-	for v := c.first; v != nil; v = v.next.Load() {
+	for v := c.first.Load(); v != nil; v = v.next.Load() {
 		if v.Epoch == version {
 			n := v.next.Load()
 			return n != nil && seq > n.From
 		}
 	}
-	return version < c.first.Epoch
+	return version < c.first.Load().Epoch
 }
 
 func (c *Comm) deposit(rank int, f *device.Frame) {
@@ -181,7 +181,7 @@ func (c *Comm) answer(to int, f *device.Frame) {
 
 // fromSlot reads the contribution of a rank of this host, dead or alive, from its slot.
 func (c *Comm) fromSlot(r int, f *device.Frame) (h header, data []byte) {
-	for v := c.first; v != nil; v = v.next.Load() {
+	for v := c.first.Load(); v != nil; v = v.next.Load() {
 		if v.Epoch != f.Version {
 			continue
 		}

@@ -151,7 +151,7 @@ func (o *Op) End() {
 // Missing is the slots that have not arrived at operation seq of the version of that epoch.
 func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
 	o := &Op{Seq: seq, Phase: phase}
-	for v := c.first; v != nil; v = v.next.Load() {
+	for v := c.first.Load(); v != nil; v = v.next.Load() {
 		if v.Epoch == epoch {
 			o.Ver = v
 		}

@@ -48,6 +48,8 @@ type World struct {
 
 	events events
 	ackAt  time.Duration
+	tidy   bool // old versions are kept
+	tidyAt time.Duration
 }
 
 // Joined says how this process came in.
@@ -243,12 +245,16 @@ func (h worldHost) Install(in fault.Install) {
 			steps = append(steps, step{g, c, w.membersOf(g.slots, &in.View)})
 		}
 	}
+	for _, m := range in.Lost {
+		delete(w.members, m.ID)
+	}
 	w.mu.Unlock()
 	for _, s := range steps {
 		s.g.comm.Install(in.View.Epoch, s.c.Seq, s.ms, s.c.Fail)
 		s.g.p2p.wake()
 	}
 	w.Group.size.Store(int64(in.View.Size))
+	w.tidy, w.tidyAt = true, w.mesh.Now()+100*time.Millisecond
 	if len(in.Joined) > 0 {
 		w.hold.install(in.At)
 	}
@@ -335,10 +341,22 @@ func (g *Group) frame(from fault.ID, f *device.Frame) {
 // Idle implements agent.Host: 10 ms after an operation that nothing has followed, those who retain it are told.
 func (h worldHost) Idle(now time.Duration) time.Duration {
 	w := h.World
-	if w.Group == nil || !w.hasRemotes() {
+	if w.Group == nil {
 		return 0
 	}
 	const quiet = 10 * time.Millisecond
+	if w.tidy && (w.tidyAt == 0 || now >= w.tidyAt) {
+		w.tidy, w.tidyAt = false, now+time.Second
+		for _, g := range w.Groups() {
+			w.tidy = g.comm.Tidy() || w.tidy
+		}
+	}
+	if !w.hasRemotes() {
+		if w.tidy {
+			return w.tidyAt
+		}
+		return 0
+	}
 	if w.ackAt == 0 || now < w.ackAt {
 		if w.ackAt == 0 && w.untold() {
 			w.ackAt = now + quiet

@@ -267,6 +267,10 @@ func (a *Agent) run(effs []fault.Effect) {
 				if p := a.peers[m.Nonce]; p != nil {
 					p.Forget()
 				}
+				delete(a.peers, m.Nonce)
+				delete(a.ids, m.Nonce)
+				delete(a.died, m.Nonce)
+				delete(a.byID, m.ID)
 			}
 		case fault.Timer:
 			a.timer = e.At
