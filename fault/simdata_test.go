@@ -206,7 +206,7 @@ func (p *proc) finish(ver uint64) {
 	w.doneSum++
 	if w.create > 0 && p.index%len(w.prog) == w.create && p.group == 1 && p.index < len(w.prog) && w.groups[200].slots.Has(p.id.Slot) {
 		p.known[200], p.ver[200] = true, ver
-		p.step(Created{Group{ID: 200, Slots: w.groups[200].slots, Version: ver}, p.m.view.Epoch})
+		p.step(Created{Group{ID: 200, Slots: w.groups[200].slots, Version: ver}, ver})
 		if g, ok := p.m.Group(200); ok {
 			p.ver[200], p.done[200] = g.Version, g.Cut
 			if x := w.groups[200].words[p.host]; x.version < g.Version {
@@ -218,12 +218,13 @@ func (p *proc) finish(ver uint64) {
 	p.think()
 }
 
-// note checks that no two that are members now returned from the same operation with different sets.
+// note checks that no two members of the next view returned from the same operation with different sets.
 func (w *world) note(p *proc, group, seq, ver uint64) {
 	k := [2]uint64{group, seq}
 	for _, r := range w.returns[k] {
 		q := w.procs[r.pid]
-		if r.ver != ver && findMember(p.m.view.Members, q.id) != nil && !q.dead {
+		next := w.values[max(r.ver, ver)].Members
+		if r.ver != ver && findMember(next, p.id) != nil && findMember(next, q.id) != nil {
 			w.bad("group %d op %d: rank %v returned with version %d, rank %v with %d", group, seq, p.id, ver, q.id, r.ver)
 		}
 	}
@@ -355,20 +356,6 @@ func (p *proc) install(e Install) {
 		p.leaveBoundary()
 	}
 	p.poke()
-	for _, j := range e.Joined {
-		q := w.procs[binary.BigEndian.Uint64(j.Nonce[:])-1]
-		if q.id.Inc == 0 {
-			q.id = j.ID
-			w.watch(q)
-			if q.dead { // it died while it joined
-				for _, o := range w.procs {
-					if o.host == q.host && o != q {
-						w.at(w.rnd(ms/10, 5*ms), func() { o.do(func() { o.step(Died{q.id}) }) })
-					}
-				}
-			}
-		}
-	}
 }
 
 // check holds an installed view against what others installed.
@@ -389,9 +376,27 @@ func (w *world) check(p *proc, epoch uint64) Value {
 				w.bad("%v is numbered twice", x.ID)
 			}
 			w.numbers[x.ID] = x.Nonce
+			w.numbered(x)
 		}
 	}
 	return v
+}
+
+// numbered gives a newcomer its number.
+func (w *world) numbered(x Member) {
+	q := w.procs[binary.BigEndian.Uint64(x.Nonce[:])-1]
+	if q.id.Inc != 0 {
+		return
+	}
+	q.id = x.ID
+	w.watch(q)
+	if q.dead { // it died while it joined
+		for _, o := range w.procs {
+			if o.host == q.host && o != q {
+				w.at(w.rnd(ms/10, 5*ms), func() { o.do(func() { o.step(Died{q.id}) }) })
+			}
+		}
+	}
 }
 
 // join makes a process ask for a place until it has one.

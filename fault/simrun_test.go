@@ -213,11 +213,16 @@ func (w *world) rest() {
 	if newest == nil {
 		return
 	}
+	stuck := false // one that comes to no boundary any more keeps newcomers out
+	for _, x := range newest.Members {
+		p := w.find(x.ID)
+		stuck = stuck || p != nil && p.stuck
+	}
 	for _, p := range w.procs {
 		switch {
-		case p.m == nil && !p.dead:
+		case p.m == nil && !p.dead && !stuck:
 			w.bad("pid %d still waits to join (slot %d)", p.pid, p.joinSlot)
-		case p.m == nil || p.dead:
+		case p.m == nil || p.dead: // gone
 		case p.m.view.Epoch != newest.Epoch:
 			w.bad("rank %v is in epoch %d, others in %d", p.id, p.m.view.Epoch, newest.Epoch)
 		case findMember(newest.Members, p.id) == nil:
