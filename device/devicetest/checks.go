@@ -26,9 +26,9 @@ func idle(s *state) {
 	for range 1000 {
 		s.poll(s.a)
 		s.poll(s.b)
-	}
-	if d := time.Since(begin); d > 5*time.Second {
-		s.Errorf("2000 calls of Poll on an idle link took %v", d)
+		if d := time.Since(begin); d > 3*time.Second {
+			s.Fatalf("calls of Poll on an idle link have taken %v", d)
+		}
 	}
 	if s.a.got+s.b.got > 0 {
 		s.Errorf("frames arrived that nobody sent")
@@ -87,7 +87,7 @@ func sendOwnsNothing(s *state) {
 // fill sends from A until it is full, while B does not poll.
 func (s *state) fill() {
 	s.Helper()
-	const bound = 256 << 20
+	const bound = 64 << 20
 	for sent := 0; ; {
 		size := s.a.out[0].size(s.a.out[0].n)
 		if s.send(s.a) {
@@ -401,8 +401,11 @@ func peerGone(s *state) {
 	if err := s.B.Close(); err != nil {
 		s.Fatalf("Close after the peer is gone: %v", err)
 	}
-	_, err = s.B.Poll(s.b.recv)
-	s.names("Poll after Close after the peer is gone", err, device.ErrClosed, s.NameA)
+	want := device.ErrClosed
+	if _, err = s.B.Poll(s.b.recv); errors.Is(err, device.ErrLost) {
+		want = device.ErrLost // the first word may stay the last
+	}
+	s.names("Poll after Close after the peer is gone", err, want, s.NameA)
 }
 
 // noAllocation: small frames cost no garbage once everything is warm.

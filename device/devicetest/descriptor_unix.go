@@ -100,7 +100,7 @@ func noLeak(t *testing.T, open func(t *testing.T) Pair) {
 		if g <= 0 && f <= 0 {
 			return
 		}
-		if time.Since(begin) > 5*time.Second {
+		if time.Since(begin) > 3*time.Second {
 			t.Fatalf("4 closed pairs left %d goroutines and %d open descriptors", g, f)
 		}
 	}

@@ -28,7 +28,7 @@ type Pair struct {
 	NameA, NameB string      // how an error of the other end names this one
 	Caps         device.Caps // what both ends say
 	World        [16]byte    // goes into every header
-	Step         func()      // lets a little time pass; nil: yields, and naps now and then
+	Step         func()      // lets a little time pass; nil: Nap
 	Cut          func()      // breaks the connection between the living ends at any time; nil: there is none to break
 	Gone         func()      // ends A's process, or what stands for it; nil: A.Close
 }
@@ -71,7 +71,6 @@ type state struct {
 	Pair
 	a, b  *end
 	since time.Time
-	steps int
 }
 
 // end is one end, with what it has sent and expects.
@@ -89,7 +88,7 @@ func start(t *testing.T, open func(t *testing.T) Pair) *state {
 	t.Helper()
 	s := &state{T: t, Pair: open(t), since: time.Now()}
 	if s.Step == nil {
-		s.Step = s.nap
+		s.Step = Nap()
 	}
 	s.a = &end{name: "A", link: s.A}
 	s.b = &end{name: "B", link: s.B}
@@ -110,11 +109,15 @@ func start(t *testing.T, open func(t *testing.T) Pair) *state {
 	return s
 }
 
-func (s *state) nap() {
-	if s.steps++; s.steps%64 == 0 {
-		time.Sleep(50 * time.Microsecond)
+// Nap returns a Step for real time: it yields, and sleeps a little now and then.
+func Nap() func() {
+	steps := 0
+	return func() {
+		if steps++; steps%64 == 0 {
+			time.Sleep(50 * time.Microsecond)
+		}
+		runtime.Gosched()
 	}
-	runtime.Gosched()
 }
 
 // streams starts n streams each way, of frames with so many bytes.
