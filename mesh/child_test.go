@@ -48,6 +48,10 @@ func child() (code int, is bool) {
 	if *childName == "" {
 		return 0, false
 	}
+	in := bufio.NewScanner(os.Stdin)
+	if *childVia != "" {
+		in.Scan() // its network is being built
+	}
 	m, err := Open(context.Background(), Config{
 		World: testWorld, Key: []byte(*childKey), Name: *childName, Links: *childLinks, Listen: *childVia, Arena: *childTouch,
 	})
@@ -65,7 +69,6 @@ func child() (code int, is bool) {
 	}
 	fmt.Println("addr", hex.EncodeToString(m.Addr()))
 	peers := map[string]*Peer{}
-	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
 		f := strings.Fields(in.Text())
 		switch f[0] {
@@ -119,10 +122,18 @@ func spawn(t testing.TB, name string, args ...string) *kid {
 	k := &kid{t: t, out: make(chan string, 100)}
 	k.cmd = exec.Command(os.Args[0], append([]string{"-child=" + name}, args...)...)
 	k.start()
+	k.addr, _ = hex.DecodeString(k.expect("addr"))
 	return k
 }
 
 func (k *kid) start() {
+	k.t.Helper()
+	if err := k.tryStart(); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kid) tryStart() error {
 	t := k.t
 	t.Helper()
 	var err error
@@ -136,7 +147,7 @@ func (k *kid) start() {
 	}
 	k.cmd.Stderr = os.Stderr
 	if err := k.cmd.Start(); err != nil {
-		t.Fatal(err)
+		return err
 	}
 	done := make(chan struct{})
 	go func() {
@@ -153,7 +164,7 @@ func (k *kid) start() {
 		<-done
 		_ = k.cmd.Wait()
 	})
-	k.addr, _ = hex.DecodeString(k.expect("addr"))
+	return nil
 }
 
 // expect skips lines up to one that starts with the word and returns the rest of it.

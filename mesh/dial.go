@@ -397,7 +397,7 @@ func (m *Mesh) accept(l net.Listener) {
 		}
 		m.spawn(func() {
 			defer func() { <-m.slots }()
-			if err := m.accepted(c); err != nil && err != errBusy && m.ctx.Err() == nil {
+			if err := m.accepted(c); err != nil && err != errBusy && err != errUnknown && m.ctx.Err() == nil {
 				m.log.Warn("mesh: a connection came to nothing", "from", c.RemoteAddr().String(), "error", err)
 			}
 		})
@@ -461,7 +461,7 @@ func (m *Mesh) accepted(c net.Conn) (err error) {
 		p = m.peers[t.addr.Nonce]
 		m.mu.Unlock()
 		if p == nil || p.over.Load() || p.share != unix {
-			return t.refuse(refused("%s has no link with %s any more", m.cfg.Name, t.addr.Name))
+			return t.refuse(errUnknown)
 		}
 		m.again(p)
 	} else if p, err = m.adopt(t, mem, given, reason); err != nil {
@@ -490,6 +490,9 @@ func (m *Mesh) acceptMemory(t *talk, mem *foreign, given uint32) error {
 	return nil
 }
 
+// errUnknown: somebody wants a link back that there is not; it was forgotten, or never got as far as here.
+var errUnknown = refused("there is no such link any more")
+
 // welcome decides whether a dialler's connection is wanted: when both sides dial at once, that of the lower nonce stays.
 func (m *Mesh) welcome(h *hello) error {
 	m.mu.Lock()
@@ -497,8 +500,12 @@ func (m *Mesh) welcome(h *hello) error {
 	if h.nonce == m.nonce {
 		return refused("it has the nonce of %s itself", m.cfg.Name)
 	}
-	if p := m.peers[h.nonce]; p != nil && p.over.Load() {
+	p := m.peers[h.nonce]
+	if p != nil && p.over.Load() {
 		return refused("process %x is dead here", h.nonce)
+	}
+	if p == nil && h.purpose == forAgain {
+		return errUnknown
 	}
 	since, mine := m.dialing[h.nonce]
 	if mine && h.purpose != forWords && bytes.Compare(m.nonce[:], h.nonce[:]) < 0 && time.Since(since) < time.Second {

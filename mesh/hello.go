@@ -19,7 +19,7 @@ import (
 
 // The handshake of a connection; D dialled, A accepted. Every message has a head of 16 bytes:
 //
-//	0 "serry/hs"   8 major   9 minor   10 type   11 0   12 length of the body (4)
+//	0 "serry\r\n\n"   8 major   9 minor   10 type   11 0   12 length of the body (4)
 //
 //	hello  D->A   purpose, world, own nonce, nonce that is wanted, whether there is a key, name, challenge
 //	hello  A->D   the same from the other side
@@ -31,7 +31,7 @@ import (
 // Behind the last ready come frames. A refusal, a text, may stand in place of any message.
 const (
 	headBytes = 16
-	hsMagic   = "serry/hs"
+	hsMagic   = "serry\r\n\n" // the line ends make a server that speaks lines answer
 	maxBody   = 16 << 10
 
 	msgHello  = 1
@@ -147,6 +147,17 @@ func (t *talk) send(kind uint8, body []byte) error {
 		t.both.Write(b)
 	}
 	_, err := t.c.Write(b)
+	return t.sent(err)
+}
+
+// sent turns the error of a write into the refusal that the other side left before it closed, if there is one.
+func (t *talk) sent(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, rerr := t.receive(msgRefuse); rerr != nil && (final(rerr) || rerr == errBusy) {
+		return rerr
+	}
 	return err
 }
 
@@ -176,7 +187,6 @@ func (t *talk) receive(want uint8) ([]byte, error) {
 		return nil, err
 	}
 	switch h[10] {
-	case want:
 	case msgRefuse:
 		if string(body) == busyText {
 			return nil, errBusy
@@ -185,6 +195,7 @@ func (t *talk) receive(want uint8) ([]byte, error) {
 			return nil, noMemory("%s can not share memory: %s", t.who(), s)
 		}
 		return nil, refused("%s refuses: %s", t.who(), strings.TrimPrefix(string(body), "mesh: "))
+	case want:
 	default:
 		return nil, fmt.Errorf("mesh: handshake message %d from %s, want %d", h[10], t.who(), want)
 	}
@@ -233,11 +244,12 @@ func (t *talk) proved(role string) error {
 		return err
 	}
 	if len(b) < sha256.Size || !hmac.Equal(b[:sha256.Size], t.mac(role, b[sha256.Size:])) {
-		switch {
-		case t.mine.keyed && !t.other.keyed:
-			return t.refuse(refused("%s has no key, %s has: it is not of this group", t.other.name, t.mine.name))
-		case !t.mine.keyed && t.other.keyed:
-			return t.refuse(refused("%s has a key, %s has none: one of them did not get it from the rendezvous", t.other.name, t.mine.name))
+		with, without := t.mine.name, t.other.name
+		if t.other.keyed {
+			with, without = without, with
+		}
+		if t.mine.keyed != t.other.keyed {
+			return t.refuse(refused("%s has no key, %s has one: it must come from the rendezvous of the group", without, with))
 		}
 		return t.refuse(refused("%s has another key than %s: it is not of this group", t.other.name, t.mine.name))
 	}

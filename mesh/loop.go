@@ -299,7 +299,7 @@ func (l *loop) register(p *Peer) bool {
 
 // poll moves what can be moved on one link.
 func (l *loop) poll(p *Peer) {
-	if p.over.Load() || !p.started {
+	if p.over.Load() || !p.started || p.failed {
 		return
 	}
 	_, err := p.link.Poll(p.onFrame)
@@ -308,6 +308,7 @@ func (l *loop) poll(p *Peer) {
 	case p.bye:
 		l.died(p, "it has closed its mesh")
 	case err != nil:
+		p.failed = true
 		l.m.log.Warn("mesh: link", "peer", p.name, "error", err)
 	case p.base.Down() != nil:
 		l.lost(p)

@@ -79,7 +79,7 @@ func (t *talk) sendFds(kind uint8, body []byte, fds ...int) error {
 	if err == nil && n < len(b) {
 		_, err = t.c.Write(b[n:])
 	}
-	return err
+	return t.sent(err)
 }
 
 // sameUser checks whose process is at the other end of a unix socket.

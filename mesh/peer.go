@@ -45,6 +45,7 @@ type Peer struct {
 	epWrite bool // and whether for writing
 	onFrame func(*device.Frame)
 	bye     bool
+	failed  bool // the link gave a final error
 	busy    bool          // a redial is running
 	since   time.Duration // when it was attached last
 

@@ -60,6 +60,7 @@ func createSegment(id host.Ident, nonce Nonce, arena int64) (*segment, error) {
 		return nil, fmt.Errorf("mesh: %w", err)
 	}
 	b := s.Bytes()
+	dontFork(b)
 	le := binary.LittleEndian
 	copy(b, segMagic)
 	le.PutUint32(b[8:], segVersion)
@@ -129,6 +130,7 @@ func openForeign(a *Address, size uint64, watch uint32, segFd, pidfd int) (_ *fo
 		return nil, fmt.Errorf("mesh: segment of %s: %w", a.Name, err)
 	}
 	b := f.seg.Bytes()
+	dontFork(b)
 	h := append([]byte(nil), b[:offTurns]...) // read once
 	le := binary.LittleEndian
 	if string(h[:8]) != segMagic {

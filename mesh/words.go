@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 
 	"github.com/serry-project/serry/device/host"
 )
@@ -28,7 +29,7 @@ func (m *Mesh) MakeWords() error {
 	return nil
 }
 
-// Words waits until this process has made or received the words.
+// Words waits until this process has made or received the words. They stay mapped as long as the Mesh is reachable.
 func (m *Mesh) Words(ctx context.Context) ([]byte, error) {
 	select {
 	case <-m.haveWords:
@@ -47,6 +48,8 @@ func (m *Mesh) setWords(s *host.Segment) bool {
 		return false
 	}
 	close(m.haveWords)
+	dontFork(s.Bytes())
+	runtime.AddCleanup(m, func(s *host.Segment) { _ = s.Close() }, s)
 	var tell []*Peer
 	for _, p := range m.peers {
 		if p.mem != nil && !p.mem.hasWords && !p.over.Load() {
