@@ -75,6 +75,12 @@ func (m *Machine) onJoin(p Member, epoch uint64) {
 			return
 		}
 	}
+	for _, h := range m.hist {
+		if slices.Contains(h.gone, p.Nonce) {
+			m.refuse(p, fmt.Sprintf("this process was a member until epoch %d (%s): it asks again with a new nonce", h.value.Epoch, h.value.Why))
+			return
+		}
+	}
 	if epoch < m.view.Epoch {
 		m.emit(Send{Nonce: p.Nonce, Msg: Stale{m.view}})
 		return

@@ -35,6 +35,7 @@ func (m *Machine) install(v Value) {
 		if findMember(v.Members, p.ID) == nil {
 			lost = append(lost, p)
 			h.lost.Add(p.Slot)
+			h.gone = append(h.gone, p.Nonce)
 		}
 	}
 	for _, p := range v.Members {

@@ -16,6 +16,7 @@ type installed struct {
 	value  Value
 	lost   Set
 	gained Set
+	gone   []Nonce
 	attach []byte // growth: what this member attached
 }
 

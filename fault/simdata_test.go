@@ -3,6 +3,7 @@ package fault
 import (
 	"bytes"
 	"encoding/binary"
+	"strings"
 )
 
 // The simulated data plane: operations of groups complete on a host when every member of the group's version has arrived
@@ -385,7 +386,11 @@ func (w *world) check(p *proc, epoch uint64) Value {
 // numbered gives a newcomer its number.
 func (w *world) numbered(x Member) {
 	q := w.procs[binary.BigEndian.Uint64(x.Nonce[:])-1]
+	if q.id == x.ID {
+		return
+	}
 	if q.id.Inc != 0 {
+		w.bad("pid %d is %v, and is numbered again: %v", q.pid, q.id, x.ID)
 		return
 	}
 	q.id = x.ID
@@ -432,6 +437,9 @@ func (p *proc) joinReply(msg Msg) {
 		}
 	case Refused:
 		p.end("refused: " + x.Reason)
+		if strings.Contains(x.Reason, "new nonce") {
+			p.w.newProc(p.host).join(p.joinSlot)
+		}
 	case Welcome:
 		p.id = x.Self
 		p.index = int(binary.BigEndian.Uint64(x.Attach))
