@@ -160,8 +160,6 @@ func (c *Comm) Tidy() bool {
 	return c.first.Load() != c.cur.Load()
 }
 
-
-
 // MembersAt lists the members of the version of that epoch.
 func (c *Comm) MembersAt(epoch uint64) []Member {
 	for v := c.first.Load(); v != nil; v = v.next.Load() {

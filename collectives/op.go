@@ -65,15 +65,16 @@ type Op struct {
 	torn      int
 }
 
-// Start begins operation seq of the current version. The caller has seen to it that the call is in order.
-func (c *Comm) Start(o *Op, seq uint64) error {
+// Start begins operation seq of version v, the last that the caller has taken notice of: if it is over, the operation
+// moves on before anything of it is published.
+func (c *Comm) Start(o *Op, seq uint64, v *Version) error {
 	if err := o.check(c.size, c.cfg.Rank); err != nil {
 		return err
 	}
 	if o.Kind == Exchange {
 		n := 0
 		for r, x := range o.InParts {
-			if c.cur.Load().Ranks.Has(r) {
+			if v.Ranks.Has(r) {
 				n += x
 			}
 		}
@@ -82,7 +83,7 @@ func (c *Comm) Start(o *Op, seq uint64) error {
 		}
 	}
 	o.Seq = seq
-	o.enter(c, c.cur.Load())
+	o.enter(c, v)
 	return nil
 }
 

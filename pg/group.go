@@ -241,7 +241,7 @@ func (g *Group) begin(w *Work) error {
 		w.op.Deadline = g.opts.Timeout
 	}
 	w.op.Keep = g.opts.Mode == Continue
-	if err := g.comm.Start(&w.op, g.seq+1); err != nil {
+	if err := g.comm.Start(&w.op, g.seq+1, g.seen); err != nil {
 		return err
 	}
 	g.seq++

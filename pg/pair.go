@@ -52,7 +52,7 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	p := &Pair{g: g, w: g.get()}
 	p.half.Call = g.exchange(x)
 	p.half.Provisional = true
-	if err := g.comm.Start(&p.half, g.seq+1); err != nil {
+	if err := g.comm.Start(&p.half, g.seq+1, g.seen); err != nil {
 		return nil, err
 	}
 	g.seq++
@@ -149,11 +149,8 @@ func (p *Pair) StartCombine(ctx context.Context, x *Exchange) error {
 		return p.end(ctx, err)
 	}
 	p.w.op.Call, p.w.op.Phase = g.exchange(x), 1
-	if err := g.comm.Start(&p.w.op, p.half.Seq); err != nil {
+	if err := g.comm.Start(&p.w.op, p.half.Seq, p.ver); err != nil {
 		return err
-	}
-	if p.w.op.Ver != p.ver { // it changed between: notice will say so
-		return p.end(ctx, g.notice())
 	}
 	p.combining, p.pubbed = true, false
 	return p.end(ctx, g.until(ctx, func() bool { return g.advance() }, func() bool { return p.w.op.Published() || p.w.done.Load() }, p.w))

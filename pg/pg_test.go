@@ -65,7 +65,9 @@ func all(t testing.TB, ws []*World, f func(w *World) error) {
 
 func links(t *testing.T, f func(t *testing.T, cfg Config)) {
 	for _, l := range []string{"auto", "tcp"} {
-		t.Run(l, func(t *testing.T) { f(t, Config{Links: l, ArenaBytes: 32 << 20, Options: Options{SlotBytes: 64 << 10}}) })
+		t.Run(l, func(t *testing.T) {
+			f(t, Config{Links: l, ArenaBytes: 32 << 20, Options: Options{SlotBytes: 64 << 10}})
+		})
 	}
 }
 
