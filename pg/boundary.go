@@ -16,6 +16,7 @@ type boundaryHold struct {
 	mu   sync.Mutex
 	at   uint64 // the Boundary to stop in; 0: the next one
 	done uint64 // newcomers have entered at this one
+	came []int  // their slots
 	ch   chan struct{}
 }
 
@@ -31,8 +32,24 @@ func (h *boundaryHold) set(f func()) {
 
 func (h *boundaryHold) wake() { h.set(func() {}) }
 
-func (h *boundaryHold) install(at uint64) {
-	h.set(func() { h.done, h.at = at, 0; h.on.Store(false) })
+func (h *boundaryHold) install(at uint64, came []int) {
+	h.set(func() { h.done, h.came, h.at = at, came, 0; h.on.Store(false) })
+}
+
+// entered is who came in at Boundary n.
+func (h *boundaryHold) entered(n uint64) []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done != n {
+		return nil
+	}
+	return h.came
+}
+
+// Passed says what a Boundary came to, alike on all members.
+type Passed struct {
+	Count  uint64 // Boundaries entered, this one included; a newcomer's World.Joined().Boundary continues it
+	Joined []int  // slots of the newcomers that entered here
 }
 
 // state is what a caller in Boundary n has to do: go on, or wait for the channel; stand: it is the one.
@@ -64,25 +81,24 @@ func (h worldHost) Release() { h.hold.set(func() { h.hold.at = 0; h.hold.on.Stor
 // the members agree, and the group's Active set and version change before it returns. attach (or nil) gives the bytes
 // that a newcomer gets, the step number say; it is called only if one enters.
 //
-// It returns the number of Boundaries entered, which a newcomer's World.Joined().Boundary continues. It does not report
-// a RankLost: the next operation does.
-func (w *World) Boundary(ctx context.Context, attach func() []byte) (uint64, error) {
+// It does not report a RankLost: the next operation does.
+func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, error) {
 	n := w.entered.Add(1)
 	if !w.hold.on.Load() {
-		return n, w.overErr()
+		return Passed{Count: n}, w.overErr()
 	}
 	quiet := false
 	for {
 		if err := w.overErr(); err != nil {
-			return n, err
+			return Passed{Count: n}, err
 		}
 		wait, stand := w.hold.state(n)
 		if wait == nil {
-			return n, nil
+			return Passed{n, w.hold.entered(n)}, nil
 		}
 		if stand && !quiet {
 			if err := w.drain(ctx); err != nil {
-				return n, err
+				return Passed{Count: n}, err
 			}
 			quiet = true
 			var b []byte
@@ -97,7 +113,7 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (uint64, err
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return n, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, ctx.Err())
+			return Passed{Count: n}, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, ctx.Err())
 		}
 	}
 }

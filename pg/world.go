@@ -255,9 +255,6 @@ func (h worldHost) Install(in fault.Install) {
 	}
 	w.Group.size.Store(int64(in.View.Size))
 	w.tidy, w.tidyAt = true, w.mesh.Now()+100*time.Millisecond
-	if len(in.Joined) > 0 {
-		w.hold.install(in.At)
-	}
 	e := Event{Epoch: in.View.Epoch, Why: in.Why, At: time.Now()}
 	for _, m := range in.View.Members {
 		e.Active.Add(m.Slot)
@@ -267,6 +264,9 @@ func (h worldHost) Install(in fault.Install) {
 	}
 	for _, m := range in.Joined {
 		e.Joined = append(e.Joined, m.Slot)
+	}
+	if len(in.Joined) > 0 {
+		w.hold.install(in.At, e.Joined)
 	}
 	w.log.Info("new view", "epoch", in.View.Epoch, "lost", e.Lost, "joined", e.Joined, "why", in.Why)
 	w.events.put(e)
