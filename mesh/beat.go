@@ -22,7 +22,7 @@ func (b *beat) start(l *loop) {
 	}
 }
 
-// late notices at the start of a turn that it should have begun earlier.
+// late notices that the loop should have been here earlier: it did not run, or its handler took long.
 func (b *beat) late(l *loop, now time.Duration) {
 	b.now = now
 	if b.next == 0 {
@@ -32,6 +32,7 @@ func (b *beat) late(l *loop, now time.Duration) {
 		for _, p := range l.far {
 			p.heard = min(p.heard+d, now)
 		}
+		b.next = now
 	}
 }
 
@@ -49,6 +50,7 @@ func (b *beat) run(l *loop) {
 		return
 	}
 	now := l.m.Now()
+	b.late(l, now)
 	if now < b.next {
 		return
 	}
@@ -69,8 +71,8 @@ func (b *beat) run(l *loop) {
 			p.silent.Store(true)
 			l.m.log.Warn("mesh: silent", "peer", p.name, "for", b.now-p.heard)
 			l.h.Silent(p)
-			if p.dialer.Load() && !p.over.Load() {
-				// Nothing may get through any more on this connection, long after the way is open again.
+			if !p.over.Load() && p.base.Err() == nil {
+				// This connection may let nothing through long after the way is open again.
 				_, _ = p.base.Reset()
 				l.lost(p)
 			}

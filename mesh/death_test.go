@@ -3,8 +3,12 @@
 package mesh
 
 import (
+	"encoding/hex"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -88,6 +92,58 @@ func TestP6StoppedIsNotDead(t *testing.T) {
 	_ = unix.Kill(k.cmd.Process.Pid, unix.SIGCONT)
 	if got := k.expect("frame"); got != "parent still" {
 		t.Error(got)
+	}
+}
+
+// TestOtherPidNamespace: there a pid says nothing, the passed pidfd and the death words do.
+func TestOtherPidNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("pid namespaces need root")
+	}
+	r := newRec()
+	m := open(t, testConfig(t, "parent"), r)
+	k := &kid{t: t, out: make(chan string, 100)}
+	k.cmd = exec.Command(os.Args[0], "-child=kid")
+	k.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := k.tryStart(); err != nil {
+		t.Skip("this machine makes no pid namespaces: ", err)
+	}
+	k.addr, _ = hex.DecodeString(k.expect("addr"))
+	p := k.link(m)
+	if !p.SameHost() || p.mem.pidfd < 0 || p.mem.watch == noWatcher {
+		t.Errorf("same host %v, pidfd %d", p.SameHost(), p.mem.pidfd)
+	}
+	_ = k.cmd.Process.Kill()
+	r.wait(t, "died kid")
+}
+
+// TestEachEvidence: each kind alone is enough.
+func TestEachEvidence(t *testing.T) {
+	for _, only := range []string{"mark", "pidfd", "nothing but end of file"} {
+		t.Run(only, func(t *testing.T) {
+			r := newRec()
+			m := open(t, testConfig(t, "parent"), r)
+			k := spawn(t, "kid")
+			p := k.link(m)
+			blind := make(chan struct{})
+			m.lp.do(func() {
+				if only != "mark" {
+					m.lp.watch.Remove(p.id)
+				}
+				if only != "pidfd" {
+					_ = m.lp.ep.Del(p.mem.pidfd)
+				}
+				if only == "pidfd" || only == "mark" {
+					p.failed = true // its socket is not looked at
+					p.base.WithFd(func(fd int) { _ = m.lp.ep.Del(fd) })
+				}
+				close(blind)
+			})
+			<-blind
+			start := time.Now()
+			_ = k.cmd.Process.Kill()
+			t.Logf("Died after %v", r.wait(t, "died kid").Sub(start))
+		})
 	}
 }
 

@@ -271,7 +271,7 @@ func (m *Mesh) dialled(ctx context.Context, c net.Conn, a *Address, why purpose,
 	defer m.guard(c)()
 	t := m.newTalk(c, why, a.Nonce)
 	if d, ok := ctx.Deadline(); ok {
-		_ = c.SetDeadline(d)
+		t.within(time.Until(d))
 	}
 	err := t.dialled(m.addr)
 	if _, unix := c.(*net.UnixConn); err == nil && unix && why == forLink {
@@ -415,7 +415,7 @@ func (m *Mesh) accepted(c net.Conn) (err error) {
 	}()
 	t := m.newTalk(c, 0, Nonce{})
 	if _, err := sameUser(c); err != nil {
-		_ = c.SetDeadline(time.Now().Add(time.Second))
+		t.within(time.Second)
 		_, _ = t.receive(msgHello)
 		return t.refuse(err)
 	}
@@ -487,6 +487,14 @@ func (m *Mesh) acceptMemory(t *talk, mem *foreign, given uint32) error {
 		m.dropMemory(old.mem, old.given)
 	}
 	m.pending[t.addr.Nonce] = pendingMemory{mem, given}
+	time.AfterFunc(2*handshakeTime, func() { // the link did not follow: its owner may be dead
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if w := m.pending[t.addr.Nonce]; w.mem == mem {
+			delete(m.pending, t.addr.Nonce)
+			m.dropMemory(mem, given)
+		}
+	})
 	return nil
 }
 
@@ -506,6 +514,9 @@ func (m *Mesh) welcome(h *hello) error {
 	}
 	if p == nil && h.purpose == forAgain {
 		return errUnknown
+	}
+	if p != nil && p.base.Err() != nil {
+		return refused("the link is lost: %s", p.base.Err())
 	}
 	since, mine := m.dialing[h.nonce]
 	if mine && h.purpose != forWords && bytes.Compare(m.nonce[:], h.nonce[:]) < 0 && time.Since(since) < time.Second {

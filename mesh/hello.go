@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"bytes"
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -54,6 +55,9 @@ const (
 
 // handshakeTime is how long one may take, from the first byte to the last.
 const handshakeTime = 5 * time.Second
+
+// firstWord is how long a stranger may hold a descriptor of ours without a word.
+const firstWord = 2 * time.Second
 
 // RefusedError says that the two sides will not talk, now or later: another world, key, or version.
 type RefusedError struct{ Text string }
@@ -115,6 +119,7 @@ func (h *hello) decode(b []byte) error {
 
 // talk is one handshake in progress.
 type talk struct {
+	ctx   context.Context // of the mesh
 	c     net.Conn
 	key   []byte
 	both  hash.Hash // over both hellos
@@ -126,11 +131,19 @@ type talk struct {
 }
 
 func (m *Mesh) newTalk(c net.Conn, p purpose, want Nonce) *talk {
-	t := &talk{c: c, key: m.cfg.Key, both: sha256.New()}
+	t := &talk{ctx: m.ctx, c: c, key: m.cfg.Key, both: sha256.New()}
 	t.mine = hello{purpose: p, world: m.cfg.World, nonce: m.nonce, want: want, keyed: len(m.cfg.Key) > 0, name: m.cfg.Name}
 	_, _ = rand.Read(t.mine.challenge[:])
-	_ = c.SetDeadline(time.Now().Add(handshakeTime))
+	t.within(handshakeTime)
 	return t
+}
+
+// within gives the handshake so much time from now, or none if the mesh is closed.
+func (t *talk) within(d time.Duration) {
+	_ = t.c.SetDeadline(time.Now().Add(d))
+	if t.ctx.Err() != nil {
+		_ = t.c.SetDeadline(time.Unix(1, 0))
+	}
 }
 
 func message(kind uint8, body []byte) []byte {
@@ -290,6 +303,7 @@ func (t *talk) dialled(addr []byte) error {
 // accepted runs the acceptor's side up to both proofs. may decides, after the world is known to be right, whether the
 // dialler is welcome.
 func (t *talk) accepted(addr []byte, may func(*hello) error) error {
+	t.within(firstWord)
 	b, err := t.receive(msgHello)
 	if err != nil {
 		var r *RefusedError
@@ -298,6 +312,7 @@ func (t *talk) accepted(addr []byte, may func(*hello) error) error {
 		}
 		return err
 	}
+	t.within(handshakeTime)
 	if err := t.other.decode(b); err != nil {
 		return t.refuse(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/serry-project/serry/device"
 	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/device/stream"
@@ -436,12 +438,9 @@ func (l *loop) stop() {
 			h := wire.Header{Kind: wire.KindHello, Op: opBye, World: l.m.cfg.World}
 			_ = p.base.SendHeader(h, nil)
 		}
-		// What peers have not read yet goes on in the kernel's buffers; what is still here gets a moment.
-		for until := time.Now().Add(100 * time.Millisecond); l.waiting() && time.Now().Before(until); {
+		// Peers get a moment to read it all and close in turn: what we have not read would reset the connection.
+		for until := time.Now().Add(farewell); l.waiting() && time.Now().Before(until); {
 			time.Sleep(time.Millisecond)
-			for _, p := range l.byID {
-				_, _ = p.base.Poll(func(*device.Frame) {})
-			}
 		}
 		for _, p := range l.byID {
 			p.over.Store(true)
@@ -457,11 +456,19 @@ func (l *loop) stop() {
 	l.mu.Unlock()
 }
 
+// farewell is how long Close waits for peers to close in turn.
+const farewell = 100 * time.Millisecond
+
+// waiting says whether a peer has not closed yet.
 func (l *loop) waiting() bool {
+	some := false
 	for _, p := range l.byID {
+		_, _ = p.base.Poll(func(*device.Frame) {})
 		if p.base.Pending() {
-			return true
+			some = true
+		} else if p.base.WithFd(func(fd int) { _ = unix.Shutdown(fd, unix.SHUT_WR) }) {
+			some = true
 		}
 	}
-	return false
+	return some
 }

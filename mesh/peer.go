@@ -3,6 +3,8 @@ package mesh
 import (
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +47,7 @@ type Peer struct {
 	epWrite bool // and whether for writing
 	onFrame func(*device.Frame)
 	bye     bool
-	failed  bool // the link gave a final error
+	failed  bool          // the link gave a final error
 	busy    bool          // a redial is running
 	since   time.Duration // when it was attached last
 
@@ -206,6 +208,7 @@ func (m *Mesh) Status() []PeerStatus {
 		}
 		out = append(out, s)
 	}
+	slices.SortFunc(out, func(a, b PeerStatus) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

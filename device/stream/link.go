@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/internal/faultpoint"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -131,6 +132,9 @@ func (l *Link) Down() error {
 	return l.down
 }
 
+// Err is the final error of the link, nil while it can go on.
+func (l *Link) Err() error { return l.finalError() }
+
 // Fail ends the link for good: err wraps device.ErrLost or device.ErrClosed.
 func (l *Link) Fail(err error) {
 	l.wmu.Lock()
@@ -209,6 +213,14 @@ func (l *Link) flush() {
 		b := l.q.head()
 		if b == nil {
 			break
+		}
+		if faultpoint.Enabled && !l.o.Caps.SharesMemory && len(b) > wire.Size {
+			if k, err := send(n, b[:len(b)/2]); err == nil {
+				l.q.wrote(k)
+				l.out.Add(int64(k))
+				faultpoint.Hit(faultpoint.TCPFrameMid)
+				b = l.q.head()
+			}
 		}
 		k, err := send(n, b)
 		if err != nil {
