@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,10 +175,13 @@ func concurrentSend(s *state) {
 	s.streams(senders, small)
 	each := count(500)
 	var group sync.WaitGroup
+	var stop atomic.Bool
+	defer group.Wait()
+	defer stop.Store(true) // also if the test ends in the middle
 	for i := range senders {
 		for _, e := range []*end{s.a, s.b} {
 			group.Go(func() {
-				for begin := time.Now(); e.out[i].n < uint64(each) && time.Since(begin) < limit; {
+				for e.out[i].n < uint64(each) && !stop.Load() {
 					ok, err := e.send(i)
 					if err != nil {
 						s.Errorf("Send of %s: %v", e.name, err)
@@ -203,9 +207,10 @@ func concurrentSend(s *state) {
 		s.poll(s.b)
 		s.Pair.Step()
 		if time.Since(s.since) > limit {
-			s.Errorf("waited %v for %d frames of each of %d senders; A has %v, B %v", limit, each, senders, counts(s.a.in), counts(s.b.in))
+			s.Fatalf("waited %v for %d frames of each of %d senders; A has %v, B %v", limit, each, senders, counts(s.a.in), counts(s.b.in))
 		}
 	}
+	stop.Store(true)
 	group.Wait()
 	if !s.Failed() {
 		s.settle()
@@ -335,6 +340,7 @@ func closed(s *state, e *end, peer string) {
 	}
 	s.poll(e)
 	var group sync.WaitGroup
+	defer group.Wait()
 	for range 4 {
 		group.Go(func() { // Send may run at the time
 			f := device.Frame{Header: wire.Header{Kind: wire.KindControl, World: s.World}}
@@ -434,10 +440,10 @@ func noAllocation(s *state) {
 			s.Pair.Step()
 		}
 	}
-	for range 2000 {
+	for range 600 {
 		round()
 	}
-	n := testing.AllocsPerRun(500, round)
+	n := testing.AllocsPerRun(300, round)
 	if bad != nil {
 		s.Fatal(bad)
 	}

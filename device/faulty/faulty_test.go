@@ -44,9 +44,9 @@ func conformance(t *testing.T, text string, real bool) {
 		step := func() { n.Advance(n.Now() + ms/2) }
 		if real {
 			o.Now = nil
-			start := time.Now()
+			start, nap := time.Now(), devicetest.Nap()
 			step = func() {
-				time.Sleep(20 * time.Microsecond)
+				nap()
 				n.Advance(time.Since(start))
 			}
 		}
