@@ -225,7 +225,7 @@ func init() {
 			if err != nil {
 				return err
 			}
-			limit += used
+			limit = used + 128<<20 // threads that start meanwhile take some of it
 		}
 		if err := unix.Setrlimit(which, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return err

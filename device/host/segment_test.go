@@ -135,7 +135,7 @@ func TestNoRoomIsAnError(t *testing.T) {
 
 	for kind, want := range map[string]string{
 		"fsize 64": "67108864 bytes asked, the file size limit is 8388608: raise it",
-		"as 64":    "mmap 67108864 bytes: not enough memory (cannot allocate memory)",
+		"as 512":   "mmap 536870912 bytes: not enough memory (cannot allocate memory)",
 		"fsize 1":  "<nil>",
 		"as 1":     "<nil>",
 	} {
