@@ -40,6 +40,10 @@ func (m *Machine) onPrepare(from ID, x prepare) {
 		m.send(from, growNo{m.head(), x.Token})
 		return
 	}
+	if m.cfg.bug == bugEarlyReopen && len(m.closed) > 0 {
+		m.emit(Reopen{m.promised, m.closed})
+		m.closed = nil
+	}
 	m.promised = x.Ballot
 	m.maxNum = max(m.maxNum, x.Ballot.Num)
 	if from != m.self {
@@ -78,7 +82,7 @@ func (m *Machine) closeGroups(groups []uint64) {
 			m.closed = append(m.closed, id)
 		}
 	}
-	if len(m.closed) == 0 || m.cfg.bug == bugNoClose {
+	if len(m.closed) == 0 {
 		m.sendPromise()
 		return
 	}
@@ -184,7 +188,7 @@ func (m *Machine) onAccept(from ID, x accept) {
 	if int(x.Ballot.Slot) != from.Slot || x.Value.Epoch != m.view.Epoch+1 {
 		return
 	}
-	if x.Ballot.Less(m.promised) {
+	if x.Ballot.Less(m.promised) && m.cfg.bug != bugAnyAccept {
 		m.send(from, nack{m.head(), x.Ballot, m.promised})
 		return
 	}

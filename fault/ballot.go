@@ -31,7 +31,7 @@ func (m *Machine) drive() bool {
 	work := len(drop) > 0 || len(fails) > 0 || m.promised != (Ballot{})
 	switch {
 	case !work:
-		m.workAt, m.takeAt, m.tries, m.alone = 0, 0, 0, 0
+		m.workAt, m.takeAt, m.tries, m.alone, m.starved = 0, 0, 0, 0, 0
 	case m.workAt == 0:
 		m.workAt = m.t
 	}
@@ -186,13 +186,11 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 		m.beat(a)
 		return false
 	}
-	var votes, own Set
+	var own Set
 	for _, v := range a.promises {
 		own.Add(v.from.Slot)
-		votes.Add(v.from.Slot)
-		votes = votes.Or(m.proxied(v.from, v.Dead))
 	}
-	if !m.enough(votes) {
+	if !m.enough(m.votes(a)) {
 		m.beat(a)
 		return false
 	}
@@ -350,34 +348,39 @@ func (m *Machine) beat(a *attempt) {
 	}
 }
 
+// votes are those that our ballot has: promises, or acceptances.
+func (m *Machine) votes(a *attempt) (votes Set) {
+	if a.asking {
+		return a.votes
+	}
+	for _, v := range a.promises {
+		votes.Add(v.from.Slot)
+		votes = votes.Or(m.proxied(v.from, v.Dead))
+	}
+	return votes
+}
+
 // giveUp ends the machine when a quorum has been out of reach for too long.
 func (m *Machine) giveUp() bool {
 	can := reachable(m.view, m.self, m.isDead, m.isSilent)
-	limit := 2 * m.cfg.HeartbeatLimit
-	since := m.alone
-	switch {
-	case !quorum(m.view, can):
-		if m.alone == 0 {
-			m.alone = m.t
-		}
-		since = m.alone
-	case m.att != nil && !m.att.asking:
-		// Nobody is silent, but they do not answer: they may be stopped, so we wait longer.
-		m.alone, since, limit = 0, m.workAt, 8*m.cfg.HeartbeatLimit
-		var votes Set
-		for _, v := range m.att.promises {
-			votes.Add(v.from.Slot)
-			votes = votes.Or(m.proxied(v.from, v.Dead))
-		}
-		if quorum(m.view, votes) {
-			return false
-		}
-		can = votes
-	default:
+	if quorum(m.view, can) {
 		m.alone = 0
-		return false
+	} else if m.alone == 0 {
+		m.alone = m.t
 	}
-	if m.t-since < limit {
+	lost := m.alone != 0 && m.t-m.alone >= 2*m.cfg.HeartbeatLimit
+	if a := m.att; a != nil && !lost {
+		// Nobody is silent, but they do not answer. They may be stopped, so we wait longer.
+		votes := m.votes(a)
+		if quorum(m.view, votes) {
+			m.starved = 0
+		} else if m.starved == 0 {
+			m.starved = m.t
+		}
+		lost = m.starved != 0 && m.t-m.starved >= 8*m.cfg.HeartbeatLimit && m.t-a.from >= m.cfg.HeartbeatLimit
+		can = votes
+	}
+	if !lost {
 		return false
 	}
 	m.over = true

@@ -300,7 +300,7 @@ func (m *Machine) checkReady() {
 // standsIn says whether this member stands quiet in the Boundary of a growth, as its prepare demands.
 func (m *Machine) standsIn(by ID, token, at uint64) bool {
 	h := m.growth.hold
-	return h != nil && h.by == by && h.token == token && h.at == at && h.ready
+	return h != nil && h.by == by && h.token == token && h.at == at && h.ready || m.cfg.bug == bugUnsure
 }
 
 // onGrowReady starts the ballot when all stand.
@@ -313,7 +313,7 @@ func (m *Machine) onGrowReady(from ID, x growReady) {
 		r.stands = m.t
 	}
 	r.ready.Add(from.Slot)
-	if r.ready != m.slots() || m.promised != (Ballot{}) {
+	if r.ready != m.slots() && m.cfg.bug != bugUnsure || m.promised != (Ballot{}) {
 		return
 	}
 	// Only those who still ask.

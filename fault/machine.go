@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	keepHistory = 256  // installs that a member which missed them can still be told
+	keepHistory = 64   // installs that a member which missed them can still be told
 	keepHeld    = 1024 // messages of newer epochs that wait for the view
 )
 
@@ -22,15 +22,16 @@ type installed struct {
 
 // Machine decides with its peers who is a member. It is not safe for concurrent use.
 type Machine struct {
-	cfg   Config
-	self  ID
-	me    Member
-	view  View
-	over  bool // evicted, left or without a quorum: nothing happens any more
-	first uint64
-	hist  []installed
-	waits []Received // of newer epochs
-	asked uint64     // the newest epoch that we asked others about
+	cfg    Config
+	self   ID
+	me     Member
+	view   View
+	over   bool // evicted, left or without a quorum: nothing happens any more
+	first  uint64
+	hist   []installed
+	waits  []Received    // of newer epochs
+	asked  uint64        // the newest epoch that we asked others about
+	caught map[ID]uint64 // up to which epoch a member was told, in this epoch
 
 	groups []Group // in order of creation
 	orphan []uint64
@@ -78,6 +79,7 @@ type Machine struct {
 	standDown  Time         // we are to be dropped: others coordinate until then
 	workAt     Time         // since when this epoch has something to decide; 0: nothing
 	alone      Time         // since when no quorum can be reached; 0: it can
+	starved    Time         // since when our ballots have had no quorum of answers; 0: they had
 	unanswered map[int]Time // since when a member owes us a promise
 
 	blame  blame
@@ -99,7 +101,7 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 	}
 	m := &Machine{
 		cfg: cfg, self: cfg.Self, first: cfg.View.Epoch, last: now, t: 1,
-		unanswered: map[int]Time{},
+		unanswered: map[int]Time{}, caught: map[ID]uint64{},
 	}
 	m.view = cloneView(cfg.View)
 	m.view.Incs = incsOf(m.view.Incs, m.view.Members)
@@ -342,7 +344,8 @@ func (m *Machine) receive(r Received) {
 	}
 	switch {
 	case e < m.view.Epoch:
-		m.catchUp(r.From, e)
+		_, asks := r.Msg.(hello)
+		m.catchUp(r.From, e, asks)
 	case e > m.view.Epoch:
 		m.await(r, e)
 	case m.member(r.From) != nil && r.From != m.self:
@@ -373,10 +376,11 @@ func (m *Machine) await(r Received, e uint64) {
 }
 
 // catchUp tells an old member, or one that missed it, what was decided since epoch e.
-func (m *Machine) catchUp(to ID, e uint64) {
-	if to.Inc == 0 || to == m.self || e < m.first {
+func (m *Machine) catchUp(to ID, e uint64, again bool) {
+	if to.Inc == 0 || to == m.self || e < m.first || !again && m.caught[to] == m.view.Epoch {
 		return
 	}
+	m.caught[to] = m.view.Epoch
 	if len(m.hist) == 0 || m.hist[0].value.Epoch > e+1 {
 		m.send(to, behind{m.head(), fmt.Sprintf("rank %d is %d epochs behind, of which the others do not know any more",
 			to.Slot, m.view.Epoch-e)})
@@ -460,7 +464,10 @@ const (
 	bugNoProxyRead        // a proxy promises without reading what its host accepted
 	bugCutFromDead        // what the dropped have done counts for the cut, what survivors have done does not
 	bugNoWord             // a cut without word of every member
-	bugNoClose            // promises are sent without closing
+	bugNoClose            // the host does not close its words
+	bugEarlyReopen        // a higher ballot reopens what a lower one closed
+	bugAnyAccept          // accept below the promise
+	bugUnsure             // a growth is promised by one that does not stand in the Boundary
 	bugReuse              // an incarnation is numbered again
 	bugHalf               // any half is a quorum
 	bugLast           = bugHalf

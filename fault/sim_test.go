@@ -94,6 +94,7 @@ type proc struct {
 	holding bool
 	holdAt  uint64
 	leave   bool
+	order   []uint64 // its own program, wrongly
 }
 
 type link struct {
@@ -130,7 +131,8 @@ type world struct {
 	trace   bool
 	log     strings.Builder
 	bug     bug
-	calm    bool
+	before  func(p *proc, e Effect) bool // a script: true crashes p instead
+	ends    map[string]int
 	nested  int
 	doneSum int
 	grown   int
@@ -160,27 +162,16 @@ func (w *world) chance(p float64) bool {
 	return w.rng.Float64() < p
 }
 
-// newWorld founds a world of n processes on some hosts.
+// newWorld founds a world of n processes on some hosts, with groups as the seed wants.
 func newWorld(seed uint64, n, hosts int, b bug) *world {
-	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 77)), hosts: hosts, groups: map[uint64]*simGroup{},
-		links: map[[2]int]*link{}, chosen: map[uint64][]byte{}, values: map[uint64]Value{},
-		numbers: map[ID]Nonce{}, returns: map[[2]uint64][]returned{}, bug: b,
-	}
+	w := emptyWorld(seed, hosts, b)
 	w.wire = w.chance(0.2)
-	for range hosts {
-		w.boards = append(w.boards, map[ID]Record{})
+	var at []int
+	for range n {
+		at = append(at, w.rng.IntN(hosts))
 	}
-	view := View{Epoch: 1, Size: n, Capacity: n + 2}
-	for i := range n {
-		p := w.newProc(w.rng.IntN(hosts))
-		p.id = ID{i, 1}
-		view.Members = append(view.Members, Member{ID: p.id, Nonce: p.nonce, Host: uint64(p.host)})
-		w.numbers[p.id] = p.nonce
-	}
-	w.group(1, SetOf(upTo(n+2)...))
-	subs := 1 + w.rng.IntN(2)
-	for i := range subs {
+	var subs []Set
+	for range 1 + w.rng.IntN(2) {
 		var s Set
 		for s.Len() < 2 {
 			s.Add(w.rng.IntN(n))
@@ -189,17 +180,50 @@ func newWorld(seed uint64, n, hosts int, b bug) *world {
 				s.Add(w.rng.IntN(n))
 			}
 		}
-		w.group(uint64(100+i), s)
+		subs = append(subs, s)
 	}
+	var late Set
+	if w.chance(0.3) {
+		late = SetOf(w.rng.IntN(n), w.rng.IntN(n), w.rng.IntN(n))
+	}
+	w.found(at, subs, late)
+	return w
+}
+
+func emptyWorld(seed uint64, hosts int, b bug) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 77)), hosts: hosts, groups: map[uint64]*simGroup{}, links: map[[2]int]*link{},
+		chosen: map[uint64][]byte{}, values: map[uint64]Value{}, numbers: map[ID]Nonce{},
+		returns: map[[2]uint64][]returned{}, bug: b,
+	}
+	for range hosts {
+		w.boards = append(w.boards, map[ID]Record{})
+	}
+	return w
+}
+
+// found starts a process on each of these hosts, with the world's group, subgroups 100, 101.., and one, 200, that an
+// operation makes later.
+func (w *world) found(at []int, subs []Set, late Set) {
+	n := len(at)
+	view := View{Epoch: 1, Size: n, Capacity: n + 2}
+	for i, h := range at {
+		p := w.newProc(h)
+		p.id = ID{i, 1}
+		view.Members = append(view.Members, Member{ID: p.id, Nonce: p.nonce, Host: uint64(p.host)})
+		w.numbers[p.id] = p.nonce
+	}
+	w.group(1, SetOf(upTo(n+2)...))
 	w.prog = []uint64{1}
-	for i := range subs {
+	for i, s := range subs {
+		w.group(uint64(100+i), s)
 		w.prog = append(w.prog, uint64(100+i))
 	}
 	w.prog = append(w.prog, 1)
-	if w.chance(0.3) {
+	if !late.Empty() {
 		w.create = len(w.prog) - 1
 		w.prog = append(w.prog, 200)
-		w.group(200, SetOf(w.rng.IntN(n), w.rng.IntN(n), w.rng.IntN(n)))
+		w.group(200, late)
 	}
 	for _, p := range w.procs {
 		var gs []Group
@@ -209,9 +233,8 @@ func newWorld(seed uint64, n, hosts int, b bug) *world {
 				gs = append(gs, Group{ID: id, Slots: g.slots, Version: 1})
 			}
 		}
-		p.start(view, gs)
+		p.start(p.id, view, gs)
 	}
-	return w
 }
 
 func upTo(n int) (s []int) {
@@ -254,10 +277,13 @@ func (w *world) newProc(host int) *proc {
 }
 
 // board is a host's memory. Between any two accesses another process of the host may run.
-type board struct{ p *proc }
+type board struct {
+	p  *proc
+	id ID
+}
 
 func (b board) Publish(r Record) {
-	b.p.w.boards[b.p.host][b.p.id] = r
+	b.p.w.boards[b.p.host][b.id] = r
 	b.p.preempt()
 }
 
@@ -359,6 +385,10 @@ func (p *proc) effects(es []Effect) {
 			if t, ok := e.(Timer); !ok || t.At == 0 && false {
 				p.w.tr("%v    -> %s", p.id, text(e))
 			}
+		}
+		if p.w.before != nil && p.w.before(p, e) {
+			p.crash()
+			return
 		}
 		p.effect(e)
 	}

@@ -9,7 +9,7 @@ import (
 // The simulated data plane: operations of groups complete on a host when every member of the group's version has arrived
 // and the host's word is open in that version; then each process of the host may return at any time.
 
-func (p *proc) start(v View, gs []Group) {
+func (p *proc) start(self ID, v View, gs []Group) {
 	w := p.w
 	for _, x := range gs {
 		p.known[x.ID] = true
@@ -19,7 +19,7 @@ func (p *proc) start(v View, gs []Group) {
 			*g = word{version: x.Version, done: x.Cut}
 		}
 	}
-	cfg := Config{Self: p.id, View: v, Groups: gs, Board: board{p},
+	cfg := Config{Self: self, View: v, Groups: gs, Board: board{p, self},
 		HeartbeatLimit: simHL, BallotTimeout: simBT, AskTimeout: simAsk, bug: w.bug}
 	var es []Effect
 	p.m, es = New(cfg, w.now)
@@ -69,6 +69,9 @@ func (p *proc) next() {
 		return
 	}
 	id := w.prog[p.index%len(w.prog)]
+	if p.order != nil {
+		id = p.order[p.index%len(w.prog)]
+	}
 	g, ok := p.m.Group(id)
 	if !ok || !p.known[id] || g.Failed != "" {
 		p.index++
@@ -269,7 +272,7 @@ func (p *proc) close(e Close) {
 		x := g.words[p.host]
 		if !x.closed || x.ballot.Void(p.m.view.Epoch) || x.ballot.Less(e.Ballot) {
 			if !x.closed || !e.Ballot.Void(epochOf(x.ballot)) {
-				x.closed, x.ballot = true, e.Ballot
+				x.closed, x.ballot = w.bug != bugNoClose, e.Ballot
 			}
 		}
 		if !p.known[id] {
@@ -389,10 +392,8 @@ func (w *world) numbered(x Member) {
 	if q.id == x.ID {
 		return
 	}
-	if q.id.Inc != 0 {
-		w.bad("pid %d is %v, and is numbered again: %v", q.pid, q.id, x.ID)
-		return
-	}
+	// Again, after it was dropped before it was welcomed, by one who came later and does not know that: the host tells
+	// of the number that the nonce has in the view. It will find that it is out when it starts.
 	q.id = x.ID
 	w.watch(q)
 	if q.dead { // it died while it joined
@@ -441,9 +442,8 @@ func (p *proc) joinReply(msg Msg) {
 			p.w.newProc(p.host).join(p.joinSlot)
 		}
 	case Welcome:
-		p.id = x.Self
 		p.index = int(binary.BigEndian.Uint64(x.Attach))
 		p.bound = x.At
-		p.start(x.View, x.Groups)
+		p.start(x.Self, x.View, x.Groups)
 	}
 }
