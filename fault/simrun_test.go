@@ -184,6 +184,7 @@ func (w *world) run(until Time) {
 			w.bad("the world does not come to rest: %d steps", w.steps)
 		}
 	}
+	w.now = max(w.now, until)
 }
 
 // simulate runs one schedule and returns its world.
