@@ -49,39 +49,49 @@ type Buffer struct {
 	slots   []*slot
 	live    []*slot // from StartDispatch to Release, oldest first
 	pending error   // a loss that nobody was told of yet
+	told    uint64  // the version of the last one that somebody was
 	closed  bool
 }
 
 func newBuffer(g Group, cfg Config) (*Buffer, error) {
-	b := &Buffer{g: g, cfg: cfg, rank: g.Rank(), size: g.Size(), slotBytes: g.SlotBytes()}
-	if err := cfg.Validate(b.size); err != nil {
+	b := &Buffer{g: g, cfg: cfg, rank: g.Rank(), slotBytes: g.SlotBytes()}
+	if err := cfg.Validate(g.Size()); err != nil {
 		return nil, err
+	}
+	n := g.Depth()
+	if cfg.Handles > n {
+		return nil, fmt.Errorf("ep: Handles is %d, the group's depth is %d", cfg.Handles, n)
+	}
+	if cfg.Handles > 0 {
+		n = cfg.Handles
 	}
 	b.cfgDigest = cfg.digest()
-	if err := b.place(cfg.Placement); err != nil {
-		return nil, err
-	}
-	b.slots = make([]*slot, cfg.handles())
-	for i := range b.slots {
-		b.slots[i] = newSlot(b)
-	}
-	b.live = make([]*slot, 0, len(b.slots))
-	return b, nil
+	b.slots = make([]*slot, n)
+	b.live = make([]*slot, 0, n)
+	return b, b.place(cfg.Placement)
 }
 
 // place makes p the placement.
 func (b *Buffer) place(p *route.Placement) error {
-	if err := b.cfg.checkPlacement(p, b.size); err != nil {
+	size := b.g.Size()
+	if err := b.cfg.checkPlacement(p, size); err != nil {
 		return err
 	}
-	if need := b.cfg.DispatchBytes(b.size); need > b.slotBytes {
+	if need := b.cfg.DispatchBytes(size); need > b.slotBytes {
 		return fmt.Errorf("ep: the group's slot has %d bytes, a dispatch of %d tokens needs %d (Config.DispatchBytes)",
 			b.slotBytes, b.cfg.MaxTokens, need)
 	}
-	b.maxRows = b.cfg.maxRows(b.size, b.slotBytes)
-	if want := b.cfg.MaxTokens * b.cfg.TopK; b.maxRows < want && b.cfg.MaxRows == 0 {
+	maxRows := b.cfg.maxRows(size, b.slotBytes)
+	if want := b.cfg.MaxTokens * b.cfg.TopK; maxRows < want && b.cfg.MaxRows == 0 {
 		return fmt.Errorf("ep: the group's slot has %d bytes, enough for %d rows in combine, not for the %d of an even load"+
-			" (Config.SlotBytes; MaxRows allows it)", b.slotBytes, b.maxRows, want)
+			" (Config.SlotBytes; MaxRows allows it)", b.slotBytes, maxRows, want)
+	}
+	b.maxRows = maxRows
+	if b.size != size {
+		b.size = size
+		for i := range b.slots {
+			b.slots[i] = newSlot(b)
+		}
 	}
 	b.cfg.Placement, b.plDigest = p, p.Digest()
 	b.residents = p.Resident(b.rank)
@@ -96,8 +106,9 @@ func (b *Buffer) place(p *route.Placement) error {
 	return nil
 }
 
-// SetPlacement changes the placement (after a rebalancing, say), on all ranks between the same two steps, while no
-// handle is live. A rank that does it alone is found out in the next step (*ErrMismatch, on all).
+// SetPlacement changes the placement (after a rebalancing, say, or because the group has grown), on all ranks between
+// the same two steps, while no handle is live. A rank that does it alone is found out in the next step (*ErrMismatch, on
+// all). The placement is over all ranks that the group has now.
 func (b *Buffer) SetPlacement(p *route.Placement) error {
 	if b.closed {
 		return ErrClosed
@@ -160,29 +171,23 @@ func (b *Buffer) undecided() (n int) {
 }
 
 // reap drives the steps whose handle was released before its end: each still owes its peers a (poisoned) combine half.
-// Those older than before, if that is not nil, and all if wait, are driven to their outcome.
-func (b *Buffer) reap(ctx context.Context, before *slot, wait bool) error {
-	older := true
+// If wait, it drives them to their outcome, as far as their predecessors have one.
+func (b *Buffer) reap(ctx context.Context, wait bool) error {
+	older := true // all before have an outcome
 	for i := 0; i < len(b.live); {
 		s := b.live[i]
-		if s == before {
-			return nil
-		}
 		if !s.zombie {
 			older = older && !s.undecided()
 			i++
 			continue
 		}
 		err := s.owe(ctx)
-		if err == nil && older && (wait || before != nil) {
+		if err == nil && older && wait {
 			err = s.collect(ctx)
 		}
 		switch {
 		case !s.undecided():
-			if isLoss(s.err) {
-				b.pending = s.err
-			}
-			b.release(s)
+			b.bury(s)
 		case err != nil:
 			return err
 		default:
@@ -191,6 +196,51 @@ func (b *Buffer) reap(ctx context.Context, before *slot, wait bool) error {
 		}
 	}
 	return nil
+}
+
+// bury frees a released step that has its outcome; a loss that it met was not told to anybody yet.
+func (b *Buffer) bury(s *slot) {
+	if v := lossVersion(s.err); v > b.told {
+		b.pending = s.err
+	}
+	b.release(s)
+}
+
+// collect drives all steps up to s, in their order, to their outcome. It fails with ErrOutOfStep if one before s is not
+// combining yet.
+func (b *Buffer) collect(ctx context.Context, s *slot) error {
+	for i := 0; i < len(b.live); {
+		l := b.live[i]
+		if l == s {
+			return s.collect(ctx)
+		}
+		if l.undecided() {
+			if l.zombie {
+				if err := l.owe(ctx); err != nil && l.undecided() {
+					return err
+				}
+			}
+			if l.undecided() && l.state != stateCombining {
+				return fmt.Errorf("%w: an earlier step has not been combined", ErrOutOfStep)
+			}
+			if err := l.collect(ctx); err != nil && l.undecided() {
+				return err
+			}
+			if s.err != nil { // a loss in an earlier step ends the later ones too
+				err := s.err
+				if l.zombie {
+					b.release(l)
+				}
+				return err
+			}
+		}
+		if l.zombie {
+			b.bury(l)
+		} else {
+			i++
+		}
+	}
+	return s.collect(ctx) // not reached: s is live
 }
 
 // Close ends the use of the Buffer on this rank; the group stays. Steps whose handle is live, or was released before its
@@ -205,14 +255,16 @@ func (b *Buffer) Close(ctx context.Context) error {
 		}
 	}
 	b.closed = true
-	return b.reap(ctx, nil, true)
+	return b.reap(ctx, true)
 }
 
-// isLoss says that err is what a step returns whose ranks died.
-func isLoss(err error) bool {
+// lossVersion is the version without the lost ranks, if err is what a step returns that lost some; else 0.
+func lossVersion(err error) uint64 {
 	var rl *RankLost
-	var rr *ErrRerun
-	return errors.As(err, &rl) || errors.As(err, &rr)
+	if errors.As(err, &rl) { // *ErrRerun wraps one
+		return rl.Epoch
+	}
+	return 0
 }
 
 // failed maps an error of the group, met by a call for s (nil: by StartPair), and ends the handles that it ends.
@@ -223,11 +275,13 @@ func (b *Buffer) failed(ctx context.Context, s *slot, err error) error {
 		if b.cfg.Policy == Rerun {
 			err = &ErrRerun{Epoch: rl.Epoch, Lost: rl.Lost, Err: err}
 		}
-		b.pending = nil
+		if s == nil || !s.zombie {
+			b.pending, b.told = nil, max(b.told, rl.Epoch)
+		}
 		after := false
 		for _, l := range b.live {
 			after = after || l == s
-			if after && l.undecided() {
+			if after && l.version == s.version && l.undecided() { // all after the cut
 				l.end(err)
 			}
 		}

@@ -63,9 +63,10 @@ func (s *slot) fillCombine(r int, dst []byte) {
 // takeCombine sums the experts' rows, straight from the parts: those of rank r lie in r's in the order of (token, k), so
 // that one walk over the tokens needs only a cursor for each part.
 func (s *slot) takeCombine(parts [][]byte) {
-	if s.verdict != nil {
-		return // known since the dispatch half
+	if s.known {
+		return
 	}
+	s.retake()
 	rb := s.b.cfg.rowBytes()
 	for r, part := range parts {
 		if !s.active.Has(r) {
@@ -84,7 +85,7 @@ func (s *slot) takeCombine(parts [][]byte) {
 			err = h.parseCombine(part, rb, s.plan.Count(r))
 		}
 		if err != nil {
-			s.complain(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
+			s.mistrust(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
 		}
 		s.cursor[r] = headerBytes
 	}

@@ -62,7 +62,8 @@ type Config struct {
 	// MaxRows bounds the rows that a rank receives in a step (*ErrOverflow beyond; padding does not count). 0: as many as
 	// the group's slot can carry back.
 	MaxRows int
-	// Handles is the number of steps that may be under way (or not yet released) at a time; 0 is 4.
+	// Handles is the number of steps that may be under way (or not yet released) at a time; 0 is the group's depth, and it
+	// is at most that.
 	Handles int
 	// Joining is set by a process that joined a running group, whose members do not call Open again: its configuration is
 	// then checked at the first step.
@@ -70,10 +71,9 @@ type Config struct {
 }
 
 const (
-	defaultHandles = 4
-	maxHidden      = 1 << 24
-	maxTopK        = 1<<16 - 1
-	maxTokens      = 1 << 31 / 64
+	maxHidden = 1 << 24
+	maxTopK   = 1<<16 - 1
+	maxTokens = 1 << 31 / 64
 )
 
 func (c *Config) align() int {
@@ -81,13 +81,6 @@ func (c *Config) align() int {
 		return c.Align
 	}
 	return 1
-}
-
-func (c *Config) handles() int {
-	if c.Handles == 0 {
-		return defaultHandles
-	}
-	return c.Handles
 }
 
 func (c *Config) rowBytes() int { return c.Hidden * c.DType.Size() }

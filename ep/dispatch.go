@@ -54,11 +54,11 @@ func (b *Buffer) start(ctx context.Context, dt DType, n int, x []byte, experts [
 	case dt != b.cfg.DType:
 		return Handle{}, ErrDType
 	}
-	if err := b.reap(ctx, nil, b.free() == nil); err != nil {
+	if err := b.reap(ctx, b.free() == nil); err != nil {
 		return Handle{}, err
 	}
 	if err := b.pending; err != nil {
-		b.pending = nil
+		b.pending, b.told = nil, lossVersion(err)
 		return Handle{}, err
 	}
 	s := b.free()
@@ -84,6 +84,9 @@ func (s *slot) publish(ctx context.Context, n int, weights []float32) error {
 		active, version := b.g.Active()
 		if !active.Has(b.rank) {
 			return ErrSelf
+		}
+		if active.Next(b.size) >= 0 {
+			return ErrGrown
 		}
 		b.retable(active, version)
 		s.active, s.version = active, version
@@ -224,6 +227,7 @@ func (s *slot) fillDispatch(r int, dst []byte) {
 // takeDispatch reads what all ranks sent: headers first, then the indexes, then the rows, each to its place.
 func (s *slot) takeDispatch(parts [][]byte) {
 	s.empty()
+	s.retake()
 	s.readHeaders(parts)
 	if s.bad() {
 		return
@@ -276,7 +280,7 @@ func (s *slot) readHeaders(parts [][]byte) {
 		}
 		var h header
 		if err := h.parse(part); err != nil {
-			s.complain(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
+			s.mistrust(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
 			continue
 		}
 		if first {
@@ -304,14 +308,14 @@ func (s *slot) readHeaders(parts [][]byte) {
 			err = h.parseEntries(part, b.local, s.entries[total:])
 		}
 		if err != nil {
-			s.complain(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
+			s.mistrust(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
 			continue
 		}
 		total += n
 	}
 	s.from[b.size] = total
 	if total > b.maxRows {
-		s.complain(&ErrOverflow{Rows: total, Max: b.maxRows}, ReasonOverflow, uint32(total), uint32(b.maxRows))
+		s.mistrust(&ErrOverflow{Rows: total, Max: b.maxRows}, ReasonOverflow, uint32(total), uint32(b.maxRows))
 	}
 	s.count = total
 }

@@ -15,12 +15,14 @@ var (
 	ErrUsed = errors.New("ep: the result of this handle was taken before")
 	// ErrOutOfStep: the calls on a handle came in another order than StartDispatch, Recv, StartCombine, Result.
 	ErrOutOfStep = errors.New("ep: out of step")
-	// ErrNoBuffer: Config.Handles handles are live. Release one.
+	// ErrNoBuffer: Config.Handles handles (or the group's depth) are live. Release one.
 	ErrNoBuffer = errors.New("ep: too many live handles")
 	// ErrDType: the call is for the other Config.DType.
 	ErrDType = errors.New("ep: call for another type of rows than Config.DType")
 	// ErrClosed: the Buffer was closed.
 	ErrClosed = errors.New("ep: closed")
+	// ErrGrown: the group has more ranks than the placement: SetPlacement first.
+	ErrGrown = errors.New("ep: the group has more ranks than the placement")
 	// ErrSelf: the group does not count this rank as active.
 	ErrSelf = errors.New("ep: this rank is not active in its group")
 )

@@ -105,6 +105,7 @@ type fakeGroup struct {
 func (g *fakeGroup) Rank() int      { return g.rank }
 func (g *fakeGroup) Size() int      { return g.w.n }
 func (g *fakeGroup) SlotBytes() int { return g.w.slotBytes }
+func (g *fakeGroup) Depth() int     { return 4 }
 
 func (g *fakeGroup) Active() (route.Ranks, uint64) {
 	g.w.mu.Lock()
@@ -253,22 +254,41 @@ func (p *fakePair) wait(ctx context.Context, done func() bool) error {
 	}
 }
 
-// take gives copies to x.Take and overwrites them.
+// take gives copies to x.Take and overwrites them; before that, garbage, as a reader may meet whose peer is gone.
 func (p *fakePair) take(x *Exchange, from [][][]byte, half string) {
 	parts := make([][]byte, p.g.w.n)
-	for r := range parts {
-		if p.o.set.Has(r) {
-			parts[r] = from[r][p.g.rank]
-			if p.g.w.unaligned {
-				parts[r] = append([]byte{0}, parts[r]...)[1:]
-			} else {
-				parts[r] = slices.Clone(parts[r])
-			}
-			if f := p.g.w.corrupt; f != nil {
-				parts[r] = f(r, p.g.rank, half, parts[r])
+	each := func(f func(r int, part []byte) []byte) {
+		for r := range parts {
+			if p.o.set.Has(r) {
+				parts[r] = f(r, from[r][p.g.rank])
 			}
 		}
 	}
+	copied := func(b []byte) []byte {
+		if p.g.w.unaligned {
+			return append([]byte{0}, b...)[1:]
+		}
+		return slices.Clone(b)
+	}
+	if p.o.key.seq%3 == 1 {
+		each(func(r int, b []byte) []byte {
+			b = copied(b)
+			if r%2 == 0 {
+				scribble(b[len(b)/2:])
+			} else {
+				scribble(b)
+			}
+			return b
+		})
+		x.Take(parts)
+	}
+	each(func(r int, b []byte) []byte {
+		b = copied(b)
+		if f := p.g.w.corrupt; f != nil {
+			b = f(r, p.g.rank, half, b)
+		}
+		return b
+	})
 	x.Take(parts)
 	for _, b := range parts {
 		scribble(b)
@@ -323,12 +343,25 @@ func (p *fakePair) StartCombine(ctx context.Context, x *Exchange) error {
 
 func (p *fakePair) Combined(ctx context.Context) (Result, error) {
 	p.g.point(p.o.key.seq, "combined.before")
+	if err := p.g.ordered(p.o.key); err != nil {
+		return Result{}, err
+	}
 	if err := p.wait(ctx, func() bool { return p.o.decided }); err != nil {
 		return Result{}, err
 	}
 	p.take(p.comb, p.o.comb, "combine")
 	p.g.point(p.o.key.seq, "combined.after")
 	return Result{Seq: p.o.key.seq, Epoch: p.o.key.version, Active: p.o.set}, nil
+}
+
+// ordered refuses to combine before an earlier operation of this rank is combined.
+func (g *fakeGroup) ordered(k opKey) error {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	if k.version == g.version && k.seq > g.w.start[k.version] && !g.w.ops[opKey{k.version, k.seq - 1}].combDone.Has(g.rank) {
+		return errors.New("fake: combined out of order")
+	}
+	return nil
 }
 
 func (p *fakePair) Abandon() { p.abandoned = true }

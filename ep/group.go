@@ -11,16 +11,19 @@ import (
 // Group is what ep needs of a process group. *pg.Group is one, through a thin adapter (pg.go).
 //
 // Ranks are positions in the group, 0..Size()-1; they never move, also when their process dies. Each method that blocks
-// ends when its context does; an error of a context ends only the waiting, and the call may be repeated.
+// ends when its context does; whether that ends only the waiting, so that the call may be repeated, or the group (pg: it
+// is this rank's Abort) is the group's to say.
 type Group interface {
 	// Rank is this process's rank.
 	Rank() int
-	// Size is the number of ranks, active or not.
+	// Size is the number of ranks, active or not. It may grow between two operations.
 	Size() int
+	// Depth is how many pairs may be under way at a time.
+	Depth() int
 	// SlotBytes bounds the sum of Exchange.Sizes of one half. It is the same on all ranks.
 	SlotBytes() int
-	// Active returns the active ranks and the version of the group in which the next pair will run. After *RankLost was
-	// returned once, it is that of the survivors.
+	// Active returns the active ranks and the version of the group in which the next pair will run, unless that fails with
+	// *RankLost. After *RankLost was returned, it is that of the survivors.
 	Active() (active route.Ranks, version uint64)
 	// StartPair publishes the dispatch half of the next operation. It waits for peers at most until their slots are free.
 	// If the group's version is not x.Version, nothing is sent and the error is ErrMoved. x must stay untouched until
@@ -36,7 +39,8 @@ type Pair interface {
 	Dispatched(ctx context.Context) error
 	// StartCombine publishes the combine half. Only after Dispatched.
 	StartCombine(ctx context.Context, x *Exchange) error
-	// Combined waits until all active members have published their combine half, calls Take, and returns the outcome.
+	// Combined waits until all active members have published their combine half, calls Take, and returns the outcome. Pairs
+	// are combined in the order in which they were started.
 	Combined(ctx context.Context) (Result, error)
 	// Abandon gives the pair up without a word to others. Only after *RankLost, or when the group is over.
 	Abandon()
@@ -51,7 +55,8 @@ type Exchange struct {
 	// once for each active rank, this one too, before StartPair or StartCombine returns.
 	Fill func(r int, dst []byte)
 	// Take reads what the ranks gave: parts[r] is the part of rank r for this one, nil if it is not active. It is called
-	// once, when all have arrived; parts are valid during the call, may be shared memory, and are not to be written.
+	// when all have arrived. Parts are valid during the call, may be shared memory, and are not to be written. It may be
+	// called again, if the parts changed under its hands: the last call counts.
 	Take func(parts [][]byte)
 	// Digest is equal on all ranks: else the group is failed for good, on all.
 	Digest uint64

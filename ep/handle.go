@@ -79,7 +79,9 @@ type slot struct {
 
 	// Complaints. verdict is the same on all ranks (all saw it), own is this rank's; reason, a and b go with own.
 	verdict error
+	known   bool // verdict is from the dispatch half
 	own     error
+	taken   bool // own is from the Take of the half under way
 	reason  Reason
 	a, d    uint32
 }
@@ -94,7 +96,7 @@ func newSlot(b *Buffer) *slot {
 // reset makes the slot free and its handles stale.
 func (s *slot) reset() {
 	s.gen++
-	s.state, s.zombie, s.used = stateFree, false, false
+	s.state, s.zombie, s.used, s.known, s.taken = stateFree, false, false, false, false
 	s.pair, s.err, s.verdict, s.own, s.reason, s.a, s.d = nil, nil, nil, nil, 0, 0, 0
 	s.x, s.experts, s.y = nil, nil, nil
 	s.empty()
@@ -124,6 +126,22 @@ func (s *slot) end(err error) {
 func (s *slot) complain(err error, reason Reason, a, b uint32) {
 	if s.own == nil {
 		s.own, s.reason, s.a, s.d = err, reason, a, b
+	}
+}
+
+// mistrust is complain about a part that was taken.
+func (s *slot) mistrust(err error, reason Reason, a, b uint32) {
+	if s.own == nil {
+		s.complain(err, reason, a, b)
+		s.taken = true
+	}
+}
+
+// retake forgets what the last Take of the same half found.
+func (s *slot) retake() {
+	s.verdict = nil
+	if s.taken {
+		s.own, s.reason, s.a, s.d, s.taken = nil, ReasonNone, 0, 0, false
 	}
 }
 
@@ -193,7 +211,7 @@ func (h Handle) Recv(ctx context.Context) error {
 	if err := s.owe(ctx); err != nil {
 		return err
 	}
-	if err := s.collect(ctx); err != nil {
+	if err := s.b.collect(ctx, s); err != nil {
 		return err
 	}
 	return s.outcome()
@@ -228,6 +246,7 @@ func (s *slot) owe(ctx context.Context) error {
 // combine goes from stateReceived to stateCombining.
 func (s *slot) combine(ctx context.Context, y []byte) error {
 	s.y = y
+	s.known, s.taken = s.verdict != nil, false
 	s.sizeCombine()
 	err := s.pair.StartCombine(ctx, &s.comb)
 	s.y = nil
@@ -311,11 +330,7 @@ func (h Handle) Result(ctx context.Context, out *Output) (Report, error) {
 	if err := s.checkOutput(out); err != nil {
 		return Report{}, err
 	}
-	b := s.b
-	if err := b.reap(ctx, s, true); err != nil {
-		return Report{}, err
-	}
-	if err := s.collect(ctx); err != nil {
+	if err := s.b.collect(ctx, s); err != nil {
 		return Report{}, err
 	}
 	s.used = true
@@ -341,10 +356,7 @@ func (h Handle) Fail(ctx context.Context, cause error) error {
 	if err := s.owe(ctx); err != nil {
 		return err
 	}
-	if err := s.b.reap(ctx, s, true); err != nil {
-		return err
-	}
-	if err := s.collect(ctx); err != nil {
+	if err := s.b.collect(ctx, s); err != nil {
 		return err
 	}
 	s.used = true

@@ -36,9 +36,9 @@ func Open(ctx context.Context, g Group, cfg Config) (*Buffer, error) {
 		switch {
 		case errors.Is(err, ErrMoved) && ctx.Err() == nil:
 			continue
-		case isLoss(err) && cfg.Policy == Rerun && ctx.Err() == nil:
+		case lossVersion(err) > 0 && cfg.Policy == Rerun && ctx.Err() == nil:
 			continue
-		case invalid != nil && !isLoss(err):
+		case invalid != nil && lossVersion(err) == 0:
 			return nil, invalid
 		case err != nil:
 			return nil, err
@@ -89,7 +89,7 @@ func (o *opening) exchange(ctx context.Context, g Group) error {
 }
 
 func quit(p Pair, err error) error {
-	if isLoss(err) {
+	if lossVersion(err) > 0 {
 		p.Abandon()
 	}
 	return err
