@@ -110,8 +110,10 @@ func TestOtherPidNamespace(t *testing.T) {
 	}
 	k.addr, _ = hex.DecodeString(k.expect("addr"))
 	p := k.link(m)
-	if !p.SameHost() || p.mem.pidfd < 0 || p.mem.watch == noWatcher {
-		t.Errorf("same host %v, pidfd %d", p.SameHost(), p.mem.pidfd)
+	pidfd := make(chan int)
+	m.lp.do(func() { pidfd <- p.mem.pidfd })
+	if fd := <-pidfd; !p.SameHost() || fd < 0 || p.mem.watch == noWatcher {
+		t.Errorf("same host %v, pidfd %d", p.SameHost(), fd)
 	}
 	_ = k.cmd.Process.Kill()
 	r.wait(t, "died kid")
