@@ -8,6 +8,7 @@ import (
 	"github.com/serry-project/serry/device"
 	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/slots"
+	"github.com/serry-project/serry/internal/wire"
 )
 
 // Member is a connected process that a version of the group has.
@@ -45,6 +46,26 @@ type Version struct {
 // Next is the version after this one, nil if this is the last: operations after its From have moved there.
 func (v *Version) Next() *Version { return v.next.Load() }
 
+// cut is the last operation of v that is decided, if v is over. A later version may take back what an earlier cut gave:
+// nobody had returned from it, and those who could have supplied it are dead.
+func (v *Version) cut() (seq uint64, over bool) {
+	for n := v.next.Load(); n != nil; n = n.next.Load() {
+		if !over || n.From < seq {
+			seq, over = n.From, true
+		}
+	}
+	return seq, over
+}
+
+// Retracts says that v, or a version after it, cuts the operation off.
+func (v *Version) Retracts(seq uint64) bool {
+	if v == nil {
+		return false
+	}
+	cut, over := v.cut()
+	return seq > v.From || over && seq > cut
+}
+
 // Config makes a Comm.
 type Config struct {
 	Group   uint64
@@ -53,7 +74,7 @@ type Config struct {
 	Arena   *Arena
 	Words   []byte // the host's shared words, or private memory of WordsBytes where no peer shares memory
 	Shape   Shape
-	Retain  int  // bytes up to which class (a) skips the completion hop
+	Retain  int  // bytes up to which class (a) skips the completion hop; at most a slot
 	CanSpin bool // the host's ranks fit on the cores
 }
 
@@ -70,19 +91,20 @@ type Comm struct {
 	cur   atomic.Pointer[Version]
 	first atomic.Pointer[Version] // the oldest that an operation may still be in
 
-	srcs [][]byte // scratch
-	buf  []byte   // scratch of one frame
+	srcs [][]byte    // scratch
+	buf  []byte      // scratch of one frame
+	full atomic.Bool // a link had no room
 
 	mu    sync.Mutex // guards what follows
 	inbox map[inKey]*part
 	holds map[inKey]struct{}
 	told  uint64 // done that remotes have been told
-	hdr   device.Frame
-	sbuf  sync.Mutex
 }
 
 // New makes the Comm of a group whose first version is v. done is the sequence at which this rank starts.
 func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
+	// What is retained must be whole: in the slot for those of the host, in one frame for whom it is forwarded to.
+	cfg.Retain = min(cfg.Retain, cfg.Shape.SlotBytes, wire.MaxPayload-callBytes)
 	own, err := cfg.Arena.alloc(cfg.Group, cfg.Shape, done)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,8 @@
 package collectives
 
 import (
+	"errors"
+
 	"github.com/serry-project/serry/device"
 	"github.com/serry-project/serry/internal/wire"
 )
@@ -219,16 +221,21 @@ func (c *Comm) Tell() bool {
 	v, done := c.cur.Load(), c.own.done.Load()
 	c.mu.Lock()
 	due := done > c.told && len(v.remotes) > 0
-	c.told = done
 	c.mu.Unlock()
-	if due {
-		for _, p := range v.remotes {
-			f := device.Frame{}
-			f.Kind, f.Version, f.Seq = wire.KindDone, v.Epoch, done
-			c.send(p, &f)
+	if !due {
+		return false
+	}
+	for _, p := range v.remotes {
+		f := device.Frame{}
+		f.Kind, f.Version, f.Seq = wire.KindDone, v.Epoch, done
+		if err := c.send(p, &f); errors.Is(err, device.ErrFull) {
+			return true // later, to all of them
 		}
 	}
-	return due
+	c.mu.Lock()
+	c.told = max(c.told, done)
+	c.mu.Unlock()
+	return true
 }
 
 // send fills in who we are and sends. An error other than ErrFull is evidence, which the mesh keeps: it is not ours.

@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/device"
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/faultpoint"
-	"github.com/serry-project/serry/internal/slots"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -59,7 +57,8 @@ type Op struct {
 	arrived   int
 	sentTo    int
 	sentOff   int
-	held      bool
+	held      int           // remote members that have been told that we hold all, and one: the local ones
+	asked     time.Duration // when we last asked for what a lost member owed us
 	decided   bool
 	pulled    bool
 	torn      int
@@ -100,7 +99,7 @@ func (o *Op) enter(c *Comm, v *Version) {
 	o.Ver, o.Err = v, nil
 	o.h = o.header(c.cfg.Rank, o.Phase)
 	o.published, o.consumed, o.rounds, o.arrived, o.sentTo, o.sentOff, o.torn = 0, 0, 0, 0, 0, 0, 0
-	o.held, o.decided, o.pulled = false, false, false
+	o.held, o.asked, o.decided, o.pulled = 0, 0, false, false
 	n := int(o.h.length)
 	o.single = n <= c.cfg.Shape.SlotBytes
 	o.chunks = c.chunksOf(n)
@@ -109,9 +108,8 @@ func (o *Op) enter(c *Comm, v *Version) {
 	} else {
 		o.in = o.In
 	}
-	if !o.single && o.staged == nil && (o.Keep || o.Kind == AllToAll || len(v.remotes) > 0) && overlap(o.In, o.Out) {
-		o.staged = append([]byte(nil), o.In...)
-		o.in = o.staged
+	if !o.single && (o.Keep || len(v.remotes) > 0) {
+		o.stage()
 	}
 	o.offs = o.offs[:0]
 	if o.InParts != nil {
@@ -134,6 +132,14 @@ func (o *Op) enter(c *Comm, v *Version) {
 	}
 }
 
+// stage copies an input that lies in the output, before the output changes.
+func (o *Op) stage() {
+	if o.staged == nil && overlap(o.In, o.Out) {
+		o.staged = append([]byte(nil), o.In...)
+		o.in = o.staged
+	}
+}
+
 func (c *Comm) chunksOf(n int) int {
 	if n <= c.cfg.Shape.SlotBytes {
 		return 1
@@ -149,70 +155,6 @@ func (o *Op) End() {
 	clear(o.parts)
 }
 
-// Missing is the slots that have not arrived at operation seq of the version of that epoch.
-func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
-	o := &Op{Seq: seq, Phase: phase}
-	for v := c.first.Load(); v != nil; v = v.next.Load() {
-		if v.Epoch == epoch {
-			o.Ver = v
-		}
-	}
-	if o.Ver == nil {
-		return s
-	}
-	for r, p := range o.Ver.peers {
-		if p == nil || r == c.cfg.Rank {
-			continue
-		}
-		if p.Arena == nil {
-			if c.lookup(r, o.Ver.Epoch, o.Seq, o.Phase) == nil {
-				s.Add(p.Slot)
-			}
-		} else if a, _ := c.bind(p); a == nil {
-			s.Add(p.Slot)
-		} else if w := c.slot(a, o).pub.Load(); w>>stampShift != stampOf(o.Ver.Epoch, o.Seq) {
-			s.Add(p.Slot)
-		}
-	}
-	return s
-}
-
-// Arrived is the highest sequence at which this rank has arrived in the current version.
-func (c *Comm) Arrived() (seq uint64) {
-	v, done := c.cur.Load(), c.own.done.Load()
-	seq = done
-	for i := range c.own.slots {
-		st := c.own.slots[i].pub.Load() >> stampShift
-		for k := uint64(1); k <= uint64(c.cfg.Shape.Depth); k++ {
-			if st == stampOf(v.Epoch, done+k) {
-				seq = max(seq, done+k)
-			}
-		}
-	}
-	return seq
-}
-
-// Members lists the members of a version.
-func (c *Comm) Members(v *Version) (ms []Member) {
-	for _, p := range v.peers {
-		if p != nil {
-			ms = append(ms, p.Member)
-		}
-	}
-	return ms
-}
-
-// Sleep waits until something changes in the group, for at most d. The caller has seen a Step that was Blocked; check
-// steps once more after we have said that somebody sleeps, and returns true if there is something to do after all.
-func (c *Comm) Sleep(d time.Duration, check func() bool) {
-	g := c.gen.Load()
-	c.sleep.Store(1)
-	if check() {
-		return
-	}
-	_, _ = host.FutexWait(c.gen, g, d)
-}
-
 // Published says that this rank has arrived at the operation.
 func (o *Op) Published() bool { return o.published > 0 }
 
@@ -223,14 +165,8 @@ func (o *Op) Sent() bool { return o.published == o.chunks && o.sentTo == len(o.V
 // predecessors are all complete, goes beyond its publication.
 func (c *Comm) Step(o *Op, head bool) Status {
 	v := o.Ver
-	agreed := false
-	if n := v.next.Load(); n != nil {
-		if o.Seq > n.From {
-			return Moved
-		}
-		agreed = true
-	}
-	if v.Fail != "" {
+	cut, agreed := v.cut()
+	if v.Fail != "" || agreed && o.Seq > cut {
 		return Moved
 	}
 	if o.Kind == Broadcast && v.peers[o.Root] == nil {
@@ -269,7 +205,7 @@ func (c *Comm) Step(o *Op, head bool) Status {
 		return blockedOr(moved)
 	}
 	if !o.decided && !o.Provisional {
-		if !agreed && !(c.heldByAll(o) && c.decide(o)) {
+		if !agreed && !c.heldByAll(o) || !c.decide(o) {
 			return blockedOr(moved)
 		}
 		o.decided = true
@@ -448,6 +384,7 @@ func (c *Comm) sendParts(o *Op, s *slotMem) (moved bool) {
 				f.Payload = src[at:min(len(src), at+wire.MaxPayload)]
 			}
 			if err := c.send(p, &f); errors.Is(err, device.ErrFull) {
+				c.full.Store(true)
 				return moved
 			}
 			moved = true // a lost link is evidence that the mesh has: its peer will be dropped or come back
@@ -511,104 +448,4 @@ func (c *Comm) arrive(o *Op) Status {
 		o.arrived++
 	}
 	return Blocked
-}
-
-// heldByAll is the completion hop: in a group over several hosts a rank of class (b), or with much to hold, returns only
-// when every member has said that it holds all.
-func (c *Comm) heldByAll(o *Op) bool {
-	v := o.Ver
-	if len(v.remotes) == 0 || (o.Kind.allHoldTheSame() && int(o.h.bytes) <= c.cfg.Retain) {
-		return true
-	}
-	if !c.allSingle(o) && o.consumed < o.rounds {
-		return false
-	}
-	if !o.held {
-		o.held = true
-		c.slot(c.own, o).hold.Store(stampOf(v.Epoch, o.Seq)<<stampShift | 1)
-		c.nudge()
-		for _, p := range v.remotes {
-			var f device.Frame
-			f.Kind, f.Op, f.Phase = wire.KindHold, uint8(o.Kind), o.Phase
-			f.Version, f.Seq = v.Epoch, o.Seq
-			c.send(p, &f)
-		}
-	}
-	for _, p := range v.locals {
-		a := p.area.Load()
-		if a == nil || c.slot(a, o).hold.Load() != stampOf(v.Epoch, o.Seq)<<stampShift|1 {
-			return false
-		}
-	}
-	for _, p := range v.remotes {
-		if !c.holdFrom(p.Rank, v.Epoch, o.Seq, o.Phase) {
-			return false
-		}
-	}
-	return true
-}
-
-// decide makes the host's word say that the operation is decided, with all members of its version, unless a promise has
-// closed it or a new version has begun. We say first what we are about to complete: who closes the word reads that after.
-func (c *Comm) decide(o *Op) bool {
-	faultpoint.Hit(faultpoint.DecideBefore)
-	c.own.completing.Store(o.Seq)
-	ver, seq := o.Ver.Epoch&(1<<18-1), o.Seq&(1<<30-1)
-	for {
-		w := c.dec.Load()
-		d := decision(w)
-		if d.version() != ver {
-			return false
-		}
-		if cl := d.closed(); cl != 0 {
-			if cl == closedFor(o.Ver.Epoch) { // left over by one who was stopped: its view is ours
-				c.dec.CompareAndSwap(w, w&^0xffff)
-				continue
-			}
-			return false
-		}
-		if !behind(d.seq(), seq, 30) || c.dec.CompareAndSwap(w, uint64(decided(ver, seq))) {
-			faultpoint.Hit(faultpoint.DecideAfter)
-			return true
-		}
-	}
-}
-
-// still re-checks, after the bytes were read, that every peer's word says what it said: otherwise we were excluded and
-// the slots may have been used for something else.
-func (c *Comm) still(o *Op) bool {
-	stamp := stampOf(o.Ver.Epoch, o.Seq)
-	for _, p := range o.Ver.locals {
-		if a := p.area.Load(); a == nil || c.slot(a, o).pub.Load()>>stampShift != stamp {
-			return false
-		}
-	}
-	return true
-}
-
-func (c *Comm) finish(o *Op) {
-	faultpoint.Hit(faultpoint.ReturnBefore)
-	c.own.done.Store(o.Seq)
-	c.nudge()
-	c.collect(o.Ver)
-}
-
-// ask asks the living for what a lost member still owed us: the operation lies before the cut, so somebody has it.
-func (c *Comm) ask(o *Op) {
-	now := o.Ver.next.Load()
-	for r := o.arrived; r < c.size; r++ {
-		p := o.Ver.peers[r]
-		if p == nil || p.Arena != nil || (now.peers[r] != nil && now.peers[r].Inc == p.Inc) || c.lookup(r, o.Ver.Epoch, o.Seq, o.Phase) != nil {
-			continue
-		}
-		for _, q := range now.peers {
-			if q == nil || q.Rank == c.cfg.Rank || q.Send == nil {
-				continue
-			}
-			var f device.Frame
-			f.Kind, f.Tag, f.Phase = wire.KindNeed, uint32(r), o.Phase
-			f.Version, f.Seq = o.Ver.Epoch, o.Seq
-			c.send(q, &f)
-		}
-	}
 }

@@ -169,6 +169,9 @@ func (c *Comm) consume(o *Op) (moved bool) {
 			}
 		}
 		o.rounds = n
+		if o.Kind == AllToAll {
+			o.stage() // also where only another rank's contribution comes in chunks
+		}
 	}
 	own := c.slot(c.own, o)
 	for o.consumed < o.rounds && o.published > min(o.consumed, o.chunks-1) && c.roundReady(o) {
