@@ -214,7 +214,7 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	}
 	for _, s := range drop {
 		if s.ID == m.self && s.Kind == kLink {
-			m.stepBack(drop)
+			m.stepBack(s, drop)
 			return true
 		}
 	}
@@ -267,8 +267,7 @@ func (m *Machine) unnamed(a *attempt, drop []suspicion, fails []failing) bool {
 // overdue finds members of whom we have waited long enough for a word, and takes them for lost.
 func (m *Machine) overdue(missing Set, drop []suspicion) (found bool) {
 	for s := missing.Next(0); s >= 0; s = missing.Next(s + 1) {
-		since, ok := m.unanswered[s]
-		if !ok || m.t-since < m.cfg.HeartbeatLimit || s == m.self.Slot {
+		if !m.waited(s) || s == m.self.Slot || m.linkAt != 0 {
 			continue
 		}
 		found = true
@@ -287,25 +286,19 @@ func (m *Machine) worthWaiting(a *attempt, drop []suspicion, own Set) bool {
 		}
 	}
 	for _, s := range drop {
-		if s.Kind != kSilent || m.t-m.unanswered[s.ID.Slot] >= m.cfg.HeartbeatLimit {
-			continue
-		}
-		for _, r := range m.told {
-			if own.Has(r.From.Slot) && !r.Silent.Has(s.ID.Slot) && m.member(r.From).Host != m.member(s.ID).Host {
-				return true
-			}
+		if s.Kind == kSilent && !m.waited(s.ID.Slot) && m.heardBy(s.ID.Slot) {
+			return true
 		}
 	}
 	return false
 }
 
 // stepBack leaves the change to others: it drops us, and we cannot reach all of them.
-func (m *Machine) stepBack(drop []suspicion) {
+func (m *Machine) stepBack(s suspicion, drop []suspicion) {
 	m.att = nil
 	m.standDown = m.t + m.cfg.HeartbeatLimit
-	if c := m.coordinator(drop); c != m.self {
-		m.send(c, suspect{m.head(), m.reports()})
-	}
+	m.unlinked = s.Why
+	m.tell(m.coordinator(drop), true)
 }
 
 // propose asks for the value to be accepted.
@@ -340,9 +333,9 @@ func (m *Machine) beat(a *attempt) {
 		promised := slices.ContainsFunc(a.promises, func(v vote) bool { return v.from == p.ID })
 		switch {
 		case p.ID == m.self || m.isDead(p.ID):
-		case promised:
-			m.send(p.ID, patience{m.head(), a.ballot})
-		case a.beats%10 == 0:
+		case promised || a.beats%10 != 0:
+			m.send(p.ID, patience{m.head(), a.ballot}) // also to one whose answer does not reach us
+		default:
 			m.send(p.ID, a.prep)
 		}
 	}

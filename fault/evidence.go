@@ -146,6 +146,9 @@ func (m *Machine) own() report {
 	if m.abort != "" {
 		r.Suspects = append(r.Suspects, suspicion{ID: m.self, Kind: kAbort, Why: m.abort})
 	}
+	if m.unlinked != "" {
+		r.Suspects = append(r.Suspects, suspicion{ID: m.self, Kind: kLink, Why: m.unlinked})
+	}
 	r.Fails = append(r.Fails, m.fails...)
 	for _, id := range m.orphan {
 		r.Fails = append(r.Fails, failing{Group: id})
@@ -220,6 +223,14 @@ func (m *Machine) judge() (drop []suspicion, fails []failing) {
 	for _, r := range all {
 		silent[r.From.Slot] = r.Silent
 	}
+	// One that we do not hear, and others still do after all this time, lives: it is our link that is broken.
+	for s := all[0].Silent.Next(0); s >= 0; s = all[0].Silent.Next(s + 1) {
+		if m.att != nil && m.waited(s) && m.heardBy(s) {
+			x := silent[s]
+			x.Add(m.self.Slot)
+			silent[s] = x
+		}
+	}
 	var out Set
 	add := func(s suspicion) {
 		if m.member(s.ID) != nil && !out.Has(s.ID.Slot) {
@@ -279,7 +290,7 @@ func (m *Machine) counts(s suspicion, by ID, ours bool, silent map[int]Set) bool
 		return s.ID != m.self
 	case kReplaced:
 		return true
-	case kLeft, kAbort:
+	case kLeft, kAbort, kLink:
 		return s.ID == by
 	case kSilent:
 		// If it says itself that it does not hear us, it lives: a broken link, on which the working links decide.
@@ -299,6 +310,28 @@ func (m *Machine) counts(s suspicion, by ID, ours bool, silent map[int]Set) bool
 			}
 		}
 		return true
+	}
+	return false
+}
+
+// waited says that a member has owed us a promise for HeartbeatLimit.
+func (m *Machine) waited(slot int) bool {
+	since, ok := m.unanswered[slot]
+	return ok && m.t-since >= m.cfg.HeartbeatLimit
+}
+
+// heardBy says that somebody of another host who answers us hears a member.
+func (m *Machine) heardBy(slot int) bool {
+	for _, v := range m.att.promises {
+		q := m.member(v.from)
+		if v.from == m.self || q == nil || q.Host == m.at(slot).Host {
+			continue
+		}
+		for _, r := range m.told {
+			if r.From == v.from && !r.Silent.Has(slot) {
+				return true
+			}
+		}
 	}
 	return false
 }

@@ -128,7 +128,7 @@ func (m *Machine) newEpoch() {
 	m.maxNum = ballotBase(m.view.Epoch)
 	m.closed, m.closing, m.states, m.joined = nil, false, nil, nil
 	m.att, m.tries, m.takeAt, m.standDown, m.workAt, m.alone = nil, 0, 0, 0, 0, 0
-	m.starved = 0
+	m.starved, m.unlinked = 0, ""
 	clear(m.unanswered)
 	clear(m.caught)
 	m.late, m.slow, m.told, m.sentTo, m.again, m.linkAt = nil, nil, nil, Set{}, 0, 0

@@ -424,3 +424,19 @@ func TestStaleMemberIsEvicted(t *testing.T) {
 	l.wantEnd(p, "evicted: rank 2 was silent")
 	l.goOn()
 }
+
+func TestDeaf(t *testing.T) { // a link that is broken in one direction
+	for _, c := range []struct {
+		from, to int
+		stay     string
+	}{{0, 1, "0 2"}, {1, 0, "0 2"}, {0, 2, "0 1"}, {2, 0, "0 1"}, {1, 2, "0 1"}, {2, 1, "0 1"}} {
+		t.Run(fmt.Sprintf("%d does not hear %d", c.to, c.from), func(t *testing.T) {
+			l := newLab(t, []int{0, 1, 2})
+			l.w.cut(func(p, q *proc) bool { return p.id.Slot == c.from && q.id.Slot == c.to }, 3*time.Second)
+			l.run(20 * simHL)
+			v := l.rank(0).m.View()
+			l.wantView(v.Epoch, c.stay)
+			l.goOn()
+		})
+	}
+}

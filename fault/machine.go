@@ -45,20 +45,21 @@ type Machine struct {
 	loop  []Msg // to this process itself
 
 	// Evidence, of any epoch.
-	proof   []ID // members of this host that the kernel says are dead
-	rumour  []ID // dead by the proof of others
-	silent  []ID
-	leaving bool
-	abort   string // why this rank asks to be dropped
-	fails   []failing
-	late    []suspicion // of this epoch
-	slow    []suspicion // of this epoch
-	told    []report    // of others, by slot; of this epoch
-	mine    report      // as last sent
-	sentTo  Set         // who has it
-	again   Time        // when to send it again
-	asks    []vouching  // whom we asked about a silent member
-	linkAt  Time        // since when two live members are known not to reach each other; 0: none
+	proof    []ID // members of this host that the kernel says are dead
+	rumour   []ID // dead by the proof of others
+	silent   []ID
+	leaving  bool
+	abort    string // why this rank asks to be dropped
+	fails    []failing
+	late     []suspicion // of this epoch
+	slow     []suspicion // of this epoch
+	told     []report    // of others, by slot; of this epoch
+	mine     report      // as last sent
+	sentTo   Set         // who has it
+	again    Time        // when to send it again
+	asks     []vouching  // whom we asked about a silent member
+	unlinked string      // why this rank asks to be dropped: it does not hear somebody whom others hear
+	linkAt   Time        // since when two live members are known not to reach each other; 0: none
 
 	// The acceptor, of this epoch.
 	promised Ballot
@@ -130,6 +131,7 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 			m.self.Slot, m.self.Inc)})
 		return m, m.out
 	}
+	m.mine.From = m.self
 	m.maxNum = ballotBase(m.view.Epoch)
 	if m.view.Epoch > 1 {
 		m.broadcast(hello{m.head()}) // whoever is ahead tells us

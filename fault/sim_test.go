@@ -94,6 +94,7 @@ type proc struct {
 	holding bool
 	holdAt  uint64
 	leave   bool
+	slow    Time
 	order   []uint64 // its own program, wrongly
 }
 

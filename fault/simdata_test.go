@@ -39,7 +39,8 @@ func (p *proc) start(self ID, v View, gs []Group) {
 
 // think goes on to the next operation after a while.
 func (p *proc) think() {
-	d := p.w.rnd(ms, 14*ms)
+	d := p.w.rnd(ms, 14*ms) + p.slow
+	p.slow = 0
 	p.w.at(d, func() { p.do(p.next) })
 }
 

@@ -26,7 +26,7 @@ func (w *world) faults(n int) {
 		if storm {
 			t = start + w.rnd(0, 6*ms)
 		}
-		switch w.rng.IntN(14) {
+		switch w.rng.IntN(16) {
 		case 0, 1, 2:
 			w.at(t, func() { p := pick(); w.tr("crash %v", p.id); p.crash() })
 		case 3:
@@ -104,6 +104,13 @@ func (w *world) faults(n int) {
 					p.do(func() { p.step(Abort{1, "a test"}) })
 				}
 			})
+		case 14: // deaf in one direction
+			w.at(t, func() {
+				a, b := pick(), pick()
+				w.cut(func(p, q *proc) bool { return p.host != q.host && p == a && q == b }, w.rnd(10*ms, 12*simHL))
+			})
+		case 15: // slow to come to its boundary
+			w.at(t, func() { pick().slow = w.rnd(simHL, 3*simHL) })
 		case 13: // crash of whoever coordinates now
 			w.at(t, func() {
 				for _, p := range w.procs {
