@@ -183,5 +183,5 @@ func (g *Group) Abort(reason string) {
 		g.w.end(fmt.Errorf("%w: aborted: %s", ErrClosed, reason))
 		return
 	}
-	g.abort(fmt.Sprintf("aborted by rank %d: %s", g.rank, reason))
+	g.abort(reason)
 }

@@ -3,6 +3,7 @@ package pg
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -62,12 +63,17 @@ func (e *GroupFailed) Is(target error) bool {
 	case ErrFailed:
 		return true
 	case ErrMismatch:
-		return strings.HasPrefix(e.Reason, "mismatch")
+		return reasonOf.MatchString(e.Reason)
 	case ErrDeadlock:
-		return strings.HasPrefix(e.Reason, "deadlock")
+		return strings.HasPrefix(e.Reason, "deadlock: ")
 	}
 	return false
 }
+
+// mismatchReason is what an Abort for a mismatch begins with; the machine puts in front who aborted.
+const mismatchReason = "mismatch: "
+
+var reasonOf = regexp.MustCompile(`^(aborted by rank \d+: )?` + mismatchReason)
 
 // Kinds of GroupFailed, for errors.Is.
 var (

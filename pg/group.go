@@ -3,6 +3,7 @@ package pg
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,8 +94,9 @@ type Group struct {
 	queue   []*Work
 	spare   []*Work
 	seen    *collectives.Version
-	pending *RankLost // not yet returned to anybody
-	failed  error
+	pending []*RankLost   // losses that were not yet returned to anybody, oldest first
+	ended   error         // no operation is issued any more; those before the cut still complete
+	failed  error         // nothing completes any more
 	blamed  time.Duration // when we last reported an overdue operation
 	failing bool
 
@@ -212,7 +214,7 @@ func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) 
 		// because nobody drives the group again.
 		g.failed = fmt.Errorf("serry: %w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
 		g.drop(g.failed)
-		g.abort(fmt.Sprintf("aborted by rank %d in %v %d: %v", g.rank, call.Kind, w.op.Seq, err))
+		g.abort(fmt.Sprintf("in %v %d: %v", call.Kind, w.op.Seq, err))
 		return Result{}, g.failed
 	}
 	res, err := w.res, w.err
@@ -256,16 +258,28 @@ func (g *Group) settle() error {
 	if err := g.notice(); err != nil {
 		return err
 	}
-	if e := g.pending; e != nil {
+	if e := g.lost(); e != nil {
 		if !g.opts.ManualResume {
-			g.pending = nil
+			g.pending = g.pending[1:]
 		}
 		return e
 	}
-	return nil
+	return g.ended
+}
+
+// lost is the oldest loss that was not returned to anybody.
+func (g *Group) lost() error {
+	if len(g.pending) == 0 {
+		return nil
+	}
+	return g.pending[0]
 }
 
 // notice takes notice of new versions and of the end.
+//
+// A version that lost members is taken notice of only once the loss before it has been returned to somebody, or if an
+// operation of the queue needs it: so every survivor returns the same losses at the same places of its program, however
+// many versions it finds at once.
 func (g *Group) notice() error {
 	if err := g.w.overErr(); err != nil {
 		g.failed = err
@@ -275,6 +289,9 @@ func (g *Group) notice() error {
 	}
 	if g.failed == nil {
 		for v := g.seen.Next(); v != nil; v = v.Next() {
+			if len(g.pending) > 0 && (len(g.queue) == 0 || !v.Retracts(g.queue[len(g.queue)-1].op.Seq)) {
+				break
+			}
 			g.moved(v)
 		}
 	}
@@ -289,23 +306,18 @@ func (g *Group) notice() error {
 func (g *Group) moved(v *collectives.Version) {
 	g.seen = v
 	if v.Fail != "" {
-		e := &GroupFailed{g.id, v.Epoch, v.Fail}
-		g.cutOff(v.From, e)
-		g.failed = e
+		g.ended = &GroupFailed{g.id, v.Epoch, v.Fail}
+		g.cutOff(v.From, g.ended)
 		return
 	}
 	if len(v.Lost) == 0 || g.opts.Mode == Continue {
 		return
 	}
 	e := &RankLost{Lost: v.Lost, Epoch: v.Epoch, Why: g.w.why(v.Epoch)}
-	if g.pending != nil {
-		e.Lost = append(append([]int{}, g.pending.Lost...), e.Lost...)
-		e.Why = g.pending.Why + "; " + e.Why
-	}
 	for _, r := range e.Lost {
 		e.Slots = append(e.Slots, g.slots[r])
 	}
-	g.pending = e
+	g.pending = append(g.pending, e)
 	g.cutOff(v.From, e)
 	g.seq = v.From
 	g.issued.Store(g.seq)
@@ -336,8 +348,8 @@ func (g *Group) drop(err error) {
 
 // report returns w's error to the caller; a loss is reported by that.
 func (g *Group) report(w *Work) error {
-	if e, ok := w.err.(*RankLost); ok && e == g.pending && !g.opts.ManualResume {
-		g.pending = nil
+	if e, ok := w.err.(*RankLost); ok && !g.opts.ManualResume {
+		g.pending = slices.DeleteFunc(g.pending, func(x *RankLost) bool { return x == e })
 	}
 	return w.err
 }
@@ -352,8 +364,8 @@ func (g *Group) Resume(ctx context.Context) (Set, uint64, error) {
 	if err := g.notice(); err != nil {
 		return Set{}, 0, err
 	}
-	g.pending = nil
-	return g.seen.Active, g.seen.Epoch, nil
+	g.pending = nil // what came after these is another loss
+	return g.seen.Active, g.seen.Epoch, g.ended
 }
 
 // advance steps everything that may have bytes in flight.
@@ -386,6 +398,11 @@ func (g *Group) advance() (moved bool) {
 			}
 			return true
 		case collectives.Mismatch:
+			if g.ended != nil { // it was decided, and fits only others
+				w.finish(g.ended)
+				g.pop()
+				return true
+			}
 			g.mismatch(w.op.Err)
 		}
 	}
@@ -402,7 +419,7 @@ func (g *Group) pop() {
 func (g *Group) mismatch(err error) {
 	if !g.failing {
 		g.failing = true
-		g.abort("mismatch: " + err.Error())
+		g.abort(mismatchReason + err.Error())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/serry-project/serry/collectives"
 )
@@ -130,6 +131,11 @@ func (p *Pair) step(o *collectives.Op, head bool) bool {
 		_ = g.notice()
 		return true
 	case collectives.Mismatch:
+		if g.ended != nil {
+			p.w.finish(g.ended)
+			g.queue = slices.DeleteFunc(g.queue, func(w *Work) bool { return w == p.w })
+			return true
+		}
 		g.mismatch(o.Err)
 	}
 	return moved
@@ -187,7 +193,7 @@ func (p *Pair) end(ctx context.Context, err error) error {
 		g := p.g
 		g.failed = fmt.Errorf("serry: %w: rank %d gave up operation %d: %w", ErrClosed, g.rank, p.w.op.Seq, err)
 		g.drop(g.failed)
-		g.abort(fmt.Sprintf("aborted by rank %d in operation %d: %v", g.rank, p.half.Seq, err))
+		g.abort(fmt.Sprintf("in operation %d: %v", p.half.Seq, err))
 		return g.failed
 	}
 	return err

@@ -77,8 +77,12 @@ func (g *Group) Start(call *collectives.Call) (*Work, error) {
 		w.finish(err)
 		return w, nil
 	}
-	if g.pending != nil {
-		w.finish(g.pending)
+	if err := g.lost(); err != nil {
+		w.finish(err)
+		return w, nil
+	}
+	if g.ended != nil {
+		w.finish(g.ended)
 		return w, nil
 	}
 	if err := g.begin(w); err != nil {
