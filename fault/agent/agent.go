@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,7 +74,10 @@ type Agent struct {
 	onJoin  func(fault.Msg) // a joiner's answers
 	over    bool
 	died    map[mesh.Nonce]bool
+	silent  map[mesh.Nonce]bool
 	board   *board
+	next    []func() fault.Event // answers that the machine waits for
+	running bool
 }
 
 type early struct {
@@ -89,7 +93,7 @@ func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
 	return &Agent{
 		m: m, host: host, log: log,
 		peers: map[mesh.Nonce]*mesh.Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
-		died: map[mesh.Nonce]bool{},
+		died: map[mesh.Nonce]bool{}, silent: map[mesh.Nonce]bool{},
 	}
 }
 
@@ -122,6 +126,11 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 		for n := range a.died {
 			if id, ok := a.ids[n]; ok {
 				a.step(fault.Died{ID: id})
+			}
+		}
+		for n := range a.silent {
+			if id, ok := a.ids[n]; ok {
+				a.step(fault.Silent{ID: id})
 			}
 		}
 		es := a.early
@@ -201,6 +210,7 @@ func (a *Agent) Died(p *mesh.Peer) {
 
 // Silent implements mesh.Handler.
 func (a *Agent) Silent(p *mesh.Peer) {
+	a.silent[p.Nonce()] = true
 	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
 		a.log.Info("a member of another host is silent", "slot", id.Slot, "inc", id.Inc)
 		a.step(fault.Silent{ID: id})
@@ -209,6 +219,7 @@ func (a *Agent) Silent(p *mesh.Peer) {
 
 // Heard implements mesh.Handler.
 func (a *Agent) Heard(p *mesh.Peer) {
+	delete(a.silent, p.Nonce())
 	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
 		a.step(fault.Heard{ID: id})
 	}
@@ -242,6 +253,8 @@ func (a *Agent) Tick(now time.Duration) time.Duration {
 	return next
 }
 
+// step gives the machine an event and carries out what it asks for. An answer that it wants is the next event, after all
+// effects of this one, in their order.
 func (a *Agent) step(ev fault.Event) {
 	if a.machine == nil || a.over {
 		return
@@ -251,50 +264,69 @@ func (a *Agent) step(ev fault.Event) {
 
 func (a *Agent) run(effs []fault.Effect) {
 	for _, e := range effs {
-		switch e := e.(type) {
-		case fault.Send:
-			a.send(e)
-		case fault.Close:
-			faultpoint.Hit(faultpoint.AgentPromise)
-			a.step(fault.Closed{Ballot: e.Ballot, Groups: a.host.Close(a.machine.View().Epoch+1, e.Groups)})
-		case fault.Reopen:
-			a.host.Reopen(a.machine.View().Epoch, e.Groups)
-		case fault.Install:
-			faultpoint.Hit(faultpoint.AgentCommit)
-			a.learn(e.View)
-			a.host.Install(e)
-			for _, m := range e.Lost {
-				if p := a.peers[m.Nonce]; p != nil {
-					p.Forget()
-				}
-				delete(a.peers, m.Nonce)
-				delete(a.ids, m.Nonce)
-				delete(a.died, m.Nonce)
-				delete(a.byID, m.ID)
+		a.effect(e)
+	}
+	if a.running {
+		return
+	}
+	a.running = true
+	for len(a.next) > 0 && !a.over {
+		f := a.next[0]
+		a.next = a.next[1:]
+		a.run(a.machine.Step(a.m.Now(), f()))
+	}
+	a.next, a.running = nil, false
+}
+
+func (a *Agent) effect(e fault.Effect) {
+	switch e := e.(type) {
+	case fault.Send:
+		a.send(e)
+	case fault.Close: // before any other answer: nothing may be decided in between
+		faultpoint.Hit(faultpoint.AgentPromise)
+		a.next = slices.Insert(a.next, 0, func() fault.Event {
+			return fault.Closed{Ballot: e.Ballot, Groups: a.host.Close(a.machine.View().Epoch+1, e.Groups)}
+		})
+	case fault.Reopen:
+		a.host.Reopen(a.machine.View().Epoch, e.Groups)
+	case fault.Install:
+		faultpoint.Hit(faultpoint.AgentCommit)
+		a.learn(e.View)
+		a.host.Install(e)
+		for _, m := range e.Lost {
+			if p := a.peers[m.Nonce]; p != nil {
+				p.Forget()
 			}
-		case fault.Timer:
-			a.timer = e.At
-		case fault.AskWaiting:
+			delete(a.peers, m.Nonce)
+			delete(a.ids, m.Nonce)
+			delete(a.died, m.Nonce)
+			delete(a.silent, m.Nonce)
+			delete(a.byID, m.ID)
+		}
+	case fault.Timer:
+		a.timer = e.At
+	case fault.AskWaiting:
+		a.next = append(a.next, func() fault.Event {
 			w := a.host.Waiting(e.Group)
 			w.Token = e.Token
-			a.step(w)
-		case fault.Hold:
-			a.host.Hold(e.Count)
-			a.step(fault.Entered{Count: a.host.Entered()})
-		case fault.Release:
-			a.host.Release()
-		case fault.Evicted:
-			a.over = true
-			a.host.Over(&Over{Epoch: e.Epoch, Why: e.Why})
-		case fault.NoQuorum:
-			a.over = true
-			a.host.Over(&Over{NoQuorum: true, Epoch: a.machine.View().Epoch, Why: e.Why})
-		case fault.Left:
-			a.over = true
-			a.host.Left()
-		case fault.Note:
-			a.log.Debug(e.Text)
-		}
+			return w
+		})
+	case fault.Hold:
+		a.host.Hold(e.Count)
+		a.next = append(a.next, func() fault.Event { return fault.Entered{Count: a.host.Entered()} })
+	case fault.Release:
+		a.host.Release()
+	case fault.Evicted:
+		a.over = true
+		a.host.Over(&Over{Epoch: e.Epoch, Why: e.Why})
+	case fault.NoQuorum:
+		a.over = true
+		a.host.Over(&Over{NoQuorum: true, Epoch: a.machine.View().Epoch, Why: e.Why})
+	case fault.Left:
+		a.over = true
+		a.host.Left()
+	case fault.Note:
+		a.log.Debug(e.Text)
 	}
 }
 
@@ -306,6 +338,14 @@ func (a *Agent) send(e fault.Send) {
 	p := a.peers[n]
 	if p == nil {
 		return
+	}
+	if faultpoint.Enabled {
+		switch fmt.Sprintf("%T", e.Msg) {
+		case "fault.prepare":
+			faultpoint.Hit(faultpoint.AgentPrepare)
+		case "fault.accept":
+			faultpoint.Hit(faultpoint.AgentAccept)
+		}
 	}
 	var f device.Frame
 	f.Kind, f.To, f.ToInc = wire.KindControl, uint16(max(e.To.Slot, 0)), e.To.Inc
