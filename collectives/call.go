@@ -62,7 +62,7 @@ type Call struct {
 
 	// Exchange only. See pg.Exchange.
 	Fill func(r int, dst []byte)
-	Take func(r int, src []byte) error
+	Take func(parts [][]byte) error
 }
 
 // ErrBadCall is a call that no peer has to see to know that it is wrong.

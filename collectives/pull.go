@@ -124,11 +124,7 @@ func (c *Comm) pull(o *Op) error {
 			faultpoint.Hit(faultpoint.PullMid)
 		}
 		if o.Kind == Exchange {
-			if v.peers[r] != nil {
-				if err := o.Take(r, b); err != nil && c.still(o) {
-					return fmt.Errorf("operation %d: the part of rank %d: %w", o.Seq, r, err)
-				}
-			}
+			c.srcs[r] = b
 			continue
 		}
 		dst := o.Out[at : at+o.OutParts[r]]
@@ -141,6 +137,11 @@ func (c *Comm) pull(o *Op) error {
 			return c.wrongLength(o, r, len(b), len(dst))
 		}
 		copy(dst, b)
+	}
+	if o.Kind == Exchange {
+		if err := o.Take(c.srcs); err != nil && c.still(o) {
+			return fmt.Errorf("operation %d: %w", o.Seq, err)
+		}
 	}
 	return nil
 }

@@ -18,6 +18,8 @@ var (
 	ErrFailed = errors.New("serry: group failed")
 	// ErrClosed: the world or group was closed, left or aborted here.
 	ErrClosed = errors.New("serry: closed")
+	// ErrMoved: the group has another version than the caller has computed for.
+	ErrMoved = errors.New("serry: the group has a new version")
 	// ErrOutOfStep: the call does not fit what is open in the group (a pair that is not combined yet).
 	ErrOutOfStep = errors.New("serry: out of step")
 )

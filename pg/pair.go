@@ -12,15 +12,20 @@ import (
 // Exchange is one half of a Pair: what this rank gives to each member, and what it takes from each. Every active member
 // runs it, also with nothing to give. What a rank gives must fit in the group's slots (Options.SlotBytes for each half).
 type Exchange struct {
-	// Sizes[r] is the bytes for rank r (len: Size of the group). That of a rank that is not active is ignored.
+	// Version is that of the group for which Sizes were computed (0: any). If it is another by now, and no loss has to be
+	// returned first, StartPair sends nothing and returns ErrMoved. StartCombine ignores it.
+	Version uint64
+	// Sizes[r] is the bytes for rank r (len: Size of the group). That of a rank that is not active is ignored. Parts begin
+	// where the sizes before them end: multiples of 16 keep them aligned.
 	Sizes []int
 	// Fill writes the part for rank r into dst, straight into shared memory. It is called once for each active rank, in
 	// rank order, before Start returns.
 	Fill func(r int, dst []byte)
-	// Take reads rank r's part for us, straight from where that rank has published it; src is valid during the call. It is
-	// called for each active rank (also our own), in rank order, on the waiting goroutine, once all have arrived; it may be
-	// called again from the first rank on. An error says that the data makes no sense, and fails the group for all.
-	Take func(r int, src []byte) error
+	// Take reads what the ranks gave, straight from where they have published it: parts[r] is rank r's for us, nil if it
+	// is not active. It is called on the waiting goroutine once all have arrived; parts are valid during the call. If they
+	// changed under its hands it is called again: the last call counts. An error says that the data makes no sense, and
+	// fails the group for all.
+	Take func(parts [][]byte) error
 	// Digest must be equal on all ranks, else the group fails with ErrMismatch.
 	Digest uint64
 }
@@ -49,6 +54,9 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	defer g.release()
 	if err := g.settle(); err != nil {
 		return nil, err
+	}
+	if x.Version != 0 && x.Version != g.seen.Epoch {
+		return nil, ErrMoved
 	}
 	p := &Pair{g: g, w: g.get()}
 	p.half.Call = g.exchange(x)
