@@ -503,7 +503,7 @@ func (w *world) watchPair(p, q *proc) {
 	if w.mute(p, q) {
 		if !q.silent[p.pid] {
 			w.at(simHL+w.rnd(0, 5*ms), func() {
-				if w.mute(p, q) && !q.silent[p.pid] && !q.dead && !q.pause && p.id.Inc > 0 {
+				if w.mute(p, q) && !q.silent[p.pid] && !q.dead && !q.pause && p.id.Inc > 0 && q.m != nil {
 					q.silent[p.pid] = true
 					q.step(Silent{p.id})
 				}
