@@ -37,15 +37,15 @@ func (p *pgGroup) ranks(set pg.Set) (r route.Ranks) {
 func (p *pgGroup) StartPair(ctx context.Context, x *Exchange) (Pair, error) {
 	q := &pgPair{g: p}
 	var err error
-	q.p, err = p.g.StartPair(ctx, half(x))
+	q.p, err = p.g.StartPair(ctx, pgHalf(x))
 	if err != nil {
 		return nil, translate(err)
 	}
 	return q, nil
 }
 
-// half is one half as pg wants it.
-func half(x *Exchange) *pg.Exchange {
+// pgHalf is one half as pg wants it.
+func pgHalf(x *Exchange) *pg.Exchange {
 	return &pg.Exchange{
 		Version: x.Version, Sizes: x.Sizes, Fill: x.Fill, Digest: x.Digest,
 		Take: func(parts [][]byte) error { x.Take(parts); return nil },
@@ -72,7 +72,7 @@ type pgPair struct {
 func (q *pgPair) Dispatched(ctx context.Context) error { return translate(q.p.Dispatched(ctx)) }
 
 func (q *pgPair) StartCombine(ctx context.Context, x *Exchange) error {
-	return translate(q.p.StartCombine(ctx, half(x)))
+	return translate(q.p.StartCombine(ctx, pgHalf(x)))
 }
 
 func (q *pgPair) Combined(ctx context.Context) (Result, error) {
