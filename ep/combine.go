@@ -73,7 +73,7 @@ func (s *slot) takeCombine(parts [][]byte) {
 			continue
 		}
 		var h header
-		err := h.parse(part)
+		err := h.parse(part, &s.raw)
 		switch {
 		case err != nil:
 		case h.half != halfCombine || h.version != s.version:

@@ -279,7 +279,7 @@ func (s *slot) readHeaders(parts [][]byte) {
 			continue
 		}
 		var h header
-		if err := h.parse(part); err != nil {
+		if err := h.parse(part, &s.raw); err != nil {
 			s.mistrust(&ErrCorrupt{Rank: r, Why: err.Error()}, ReasonCorrupt, 0, 0)
 			continue
 		}

@@ -397,5 +397,3 @@ func (w *world) each(t tester, ranks []int, f func(ctx context.Context, g *fakeG
 		t.Errorf("a rank hung")
 	}
 }
-
-func ranks(n int) []int { s := route.All(n); return s.Slots() }

@@ -76,6 +76,7 @@ type slot struct {
 	rowTok  []int32
 
 	disp, comb Exchange
+	raw        [headerBytes]byte // of the header that is being parsed
 
 	// Complaints. verdict is the same on all ranks (all saw it), own is this rank's; reason, a and b go with own.
 	verdict error
@@ -151,26 +152,23 @@ func (s *slot) bad() bool { return s.own != nil || s.verdict != nil }
 // poison turns h into one.
 func (s *slot) poison(h *header) {
 	h.flags, h.reason, h.entries, h.rows, h.detail = flagPoison, s.reason, s.a, uint32(s.b.rank), s.d
-	var p *ErrPoisoned
-	var m *ErrMismatch
-	switch {
-	case errors.As(s.verdict, &p):
-		h.reason, h.entries, h.rows, h.detail = p.Reason, p.A, uint32(p.Rank), p.B
-	case errors.As(s.verdict, &m):
-		h.reason, h.entries, h.rows, h.detail = ReasonMismatch, 0, uint32(m.Rank), 0
+	switch v := s.verdict.(type) {
+	case *ErrPoisoned:
+		h.reason, h.entries, h.rows, h.detail = v.Reason, v.A, uint32(v.Rank), v.B
+	case *ErrMismatch:
+		h.reason, h.entries, h.rows, h.detail = ReasonMismatch, 0, uint32(v.Rank), 0
 	}
 }
 
 // outcome is the error of a decided step.
 func (s *slot) outcome() error {
-	var p *ErrPoisoned
-	if s.own != nil && errors.As(s.verdict, &p) && p.Err == nil {
+	if s.verdict == nil {
+		return s.own // a corrupt combine part, that only this rank saw
+	}
+	if p, ok := s.verdict.(*ErrPoisoned); ok && p.Err == nil {
 		p.Err = s.own
 	}
-	if s.verdict != nil {
-		return s.verdict
-	}
-	return s.own // a corrupt combine part, that only this rank saw
+	return s.verdict
 }
 
 func (h Handle) slot() (*slot, error) {

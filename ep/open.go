@@ -117,7 +117,7 @@ func (o *opening) take(parts [][]byte) {
 			continue
 		}
 		var h header
-		if err := h.parse(part); err != nil {
+		if err := h.parse(part, new([headerBytes]byte)); err != nil {
 			o.verdict = &ErrCorrupt{Rank: r, Why: err.Error()}
 			return
 		}

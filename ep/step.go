@@ -17,6 +17,9 @@ func Step(ctx context.Context, b *Buffer, x []float32, experts []int32, weights 
 	for reruns := 0; ; reruns++ {
 		rep, err := b.once(ctx, x, experts, weights, compute, out)
 		rep.Reruns = reruns
+		if err == nil {
+			return rep, nil
+		}
 		var again *ErrRerun
 		if !errors.As(err, &again) {
 			return rep, err

@@ -92,14 +92,13 @@ func (h *header) put(b []byte) {
 }
 
 // parse reads the header at the start of a part. The part may change under our hands (it is another process's memory),
-// so the bytes are copied first.
-func (h *header) parse(part []byte) error {
+// so the bytes are copied to raw first.
+func (h *header) parse(part []byte, raw *[headerBytes]byte) error {
 	if len(part) < headerBytes {
 		return fmt.Errorf("%d bytes, a header has %d", len(part), headerBytes)
 	}
-	var a [headerBytes]byte
-	copy(a[:], part)
-	b := a[:]
+	b := raw[:]
+	copy(b, part)
 	if b[0] != 'S' || b[1] != 'E' || b[2] != 'P' {
 		return fmt.Errorf("starts with % x", b[:4])
 	}
