@@ -127,7 +127,7 @@ type (
 		Groups []GroupDone
 	}
 	// Created tells of a group that an operation of its parent made, with the epoch at which that operation was decided:
-	// changes since then are applied to it at once, with cut 0.
+	// cuts since then are applied to it at once. One that lost a member since, without a cut, gets one with the next change.
 	Created struct {
 		Group Group
 		Epoch uint64

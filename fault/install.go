@@ -184,24 +184,31 @@ func (m *Machine) onCreated(e Created) {
 		return
 	}
 	g := e.Group
-	g.Active = g.Slots.And(m.slots())
+	at := m.slots() // of the view with e.Epoch
+	for i := len(m.hist) - 1; i >= 0 && m.hist[i].value.Epoch > e.Epoch; i-- {
+		at = at.Minus(m.hist[i].gained).Or(m.hist[i].lost)
+	}
+	g.Active = g.Slots.And(at)
+	orphan := false
 	for _, h := range m.hist {
 		if h.value.Epoch <= e.Epoch {
 			continue
 		}
-		touched := !none(g.Slots.And(h.lost.Or(h.gained)))
-		seq, fail := uint64(0), ""
-		for _, c := range h.value.Cuts {
-			if c.Group == g.ID {
-				touched, seq, fail = true, c.Seq, c.Fail
-			}
+		i := slices.IndexFunc(h.value.Cuts, func(c Cut) bool { return c.Group == g.ID })
+		if i < 0 {
+			// Others may have known the group by then, and for them it is an orphan: for us it has to be one too, or we
+			// would lose a member in another version than they.
+			orphan = orphan || !none(g.Slots.And(h.lost))
+			continue
 		}
-		if touched {
-			g.Version, g.Cut = h.value.Epoch, seq
-			if g.Failed == "" {
-				g.Failed = fail
-			}
+		orphan = false
+		g.Version, g.Cut, g.Active = h.value.Epoch, h.value.Cuts[i].Seq, g.Slots.And(slotsOf(h.value.Members))
+		if g.Failed == "" {
+			g.Failed = h.value.Cuts[i].Fail
 		}
+	}
+	if orphan && g.Failed == "" {
+		m.orphan = append(m.orphan, g.ID)
 	}
 	m.groups = append(m.groups, g)
 	// A promise that we gave before we knew the group closes it too, before anything can be decided in it.
