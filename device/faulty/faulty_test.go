@@ -20,17 +20,20 @@ const ms = time.Millisecond
 
 // A link with rules that keep a link's promises passes the suite like one without any.
 func TestConformance(t *testing.T) {
-	for _, test := range []struct {
+	for i, test := range []struct {
 		text string
 		real bool
 	}{
 		{"", false},
 		{"(delay 3ms)", false},
-		{"(delay 3ms recv)", false},
 		{"(delay 2ms (every 3)) (delay 1ms recv (chance 0.1))", false},
-		{"(drop (group 1) (group 2)) (corrupt recv (nth 0))", false},
+		{"(delay 3ms recv)", false},
 		{"(delay 200us (every 3)) (delay 100us recv (chance 0.1))", true},
+		{"(drop (group 1) (group 2)) (corrupt recv (nth 0))", false},
 	} {
+		if testing.Short() && i%2 == 1 {
+			continue
+		}
 		t.Run(test.text, func(t *testing.T) { conformance(t, test.text, test.real) })
 	}
 }
