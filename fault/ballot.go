@@ -218,6 +218,10 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 			return true
 		}
 	}
+	if m.worthWaiting(a, drop, own) {
+		m.beat(a)
+		return false
+	}
 	v, missing := plan(m.view, a.promises, change{drop, fails, a.prep.Joiners, a.prep.At}, m.cfg.bug)
 	if m.overdue(missing, drop) {
 		drop, fails = m.judge()
@@ -227,7 +231,7 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	if m.cfg.bug == bugNoWord {
 		missing = Set{}
 	}
-	if !missing.Empty() || m.worthWaiting(a, drop, own) {
+	if !missing.Empty() {
 		m.beat(a)
 		return false
 	}

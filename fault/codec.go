@@ -171,6 +171,9 @@ func codeID(c *codec, p *ID)      { c.id(p) }
 
 func (c *codec) id(p *ID) {
 	c.slot(&p.Slot)
+	if c.dec && p.Slot < 0 {
+		c.fail(errors.New("fault: an identity without a slot"))
+	}
 	c.u32(&p.Inc)
 }
 
@@ -180,7 +183,8 @@ func (c *codec) ballot(p *Ballot) {
 }
 
 func codeMember(c *codec, p *Member) {
-	c.id(&p.ID)
+	c.slot(&p.Slot) // a joiner may have none
+	c.u32(&p.Inc)
 	if !c.dec {
 		c.b = append(c.b, p.Nonce[:]...)
 	} else if len(c.b) < len(p.Nonce) {
@@ -260,6 +264,9 @@ func codeReport(c *codec, p *report) {
 
 func codeDone(c *codec, p *Done) {
 	c.slot(&p.Slot)
+	if c.dec && p.Slot < 0 {
+		c.fail(errors.New("fault: a state without a slot"))
+	}
 	c.u64(&p.Seq)
 }
 
@@ -285,7 +292,7 @@ func (p *prepare) code(c *codec) {
 	list(c, &p.Groups, maxGroups, codeU64)
 	c.u64(&p.Token)
 	c.u64(&p.At)
-	list(c, &p.Joiners, MaxSlots, codeMember)
+	c.members(&p.Joiners)
 }
 
 func (p *promise) code(c *codec) {

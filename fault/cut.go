@@ -51,20 +51,25 @@ func plan(view View, votes []vote, ch change, b bug) (v Value, missing Set) {
 	}
 	slices.SortFunc(v.Members, func(a, b Member) int { return cmp.Compare(a.Slot, b.Slot) })
 
-	groups := gather(view, votes, ch.fails, out.Or(in))
-	host, own := map[int]uint64{}, Set{}
+	// Whom a promise speaks for: those of its host that live.
+	hosts, where := map[uint64]Set{}, map[int]uint64{}
 	for _, p := range view.Members {
-		host[p.Slot] = p.Host
+		s := hosts[p.Host]
+		s.Add(p.Slot)
+		hosts[p.Host], where[p.Slot] = s, p.Host
 	}
-	vouched := Set{} // lives, by its host's word
-	for _, w := range votes {
+	var own, vouched Set
+	speaks := make([]Set, len(votes))
+	for i, w := range votes {
 		own.Add(w.from.Slot)
-		for _, p := range view.Members {
-			if p.Host == host[w.from.Slot] && !slices.Contains(w.Gone, p.ID) {
-				vouched.Add(p.Slot)
-			}
+		s := hosts[where[w.from.Slot]]
+		for _, id := range w.Gone {
+			s.Del(id.Slot)
 		}
+		speaks[i] = s
+		vouched = vouched.Or(s)
 	}
+	groups := gather(votes, speaks, ch.fails, out.Or(in))
 	stay := slotsOf(v.Members).Minus(in)
 	for s := stay.Next(0); s >= 0; s = stay.Next(s + 1) {
 		if own.Has(s) {
@@ -93,7 +98,7 @@ func plan(view View, votes []vote, ch change, b bug) (v Value, missing Set) {
 }
 
 // gather lists the groups that lose or gain one of the slots, or fail, in order of creation.
-func gather(view View, votes []vote, fails []failing, touched Set) (groups []*concerned) {
+func gather(votes []vote, speaks []Set, fails []failing, touched Set) (groups []*concerned) {
 	for _, w := range votes {
 		for _, h := range w.Groups {
 			f := slices.IndexFunc(fails, func(f failing) bool { return f.Group == h.Group })
@@ -116,18 +121,15 @@ func gather(view View, votes []vote, fails []failing, touched Set) (groups []*co
 		}
 	}
 	// How far each member is: by its own word, or that of a process of its host.
-	for _, w := range votes {
-		me := findMember(view.Members, w.from)
+	for i, w := range votes {
 		for _, h := range w.Groups {
-			i := slices.IndexFunc(groups, func(g *concerned) bool { return g.id == h.Group })
-			if i < 0 || me == nil {
+			k := slices.IndexFunc(groups, func(g *concerned) bool { return g.id == h.Group })
+			if k < 0 {
 				continue
 			}
 			for _, d := range h.Done {
-				for _, p := range view.Members {
-					if p.Slot == d.Slot && p.Host == me.Host && !slices.Contains(w.Gone, p.ID) {
-						groups[i].done[d.Slot] = max(groups[i].done[d.Slot], d.Seq)
-					}
+				if speaks[i].Has(d.Slot) {
+					groups[k].done[d.Slot] = max(groups[k].done[d.Slot], d.Seq)
 				}
 			}
 		}

@@ -221,7 +221,9 @@ func (m *Machine) judge() (drop []suspicion, fails []failing) {
 	all := append([]report{m.own()}, m.told...)
 	silent := map[int]Set{}
 	for _, r := range all {
-		silent[r.From.Slot] = r.Silent
+		if r.Silent != (Set{}) {
+			silent[r.From.Slot] = r.Silent
+		}
 	}
 	// One that we do not hear, and others still do after all this time, lives: it is our link that is broken.
 	for s := all[0].Silent.Next(0); s >= 0; s = all[0].Silent.Next(s + 1) {

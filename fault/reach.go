@@ -9,7 +9,14 @@ package fault
 func unlink(members Set, silent map[int]Set) (drop []int) {
 	slots := members.Slots()
 	mute := func(a, b int) bool { s, ok := silent[a]; return ok && s.Has(b) }
-	for {
+	any := false
+	for _, a := range slots {
+		s := silent[a]
+		for b := s.Next(0); b >= 0 && !any; b = s.Next(b + 1) {
+			any = mute(b, a) && members.Has(b)
+		}
+	}
+	for any {
 		worst, least := -1, 0
 		for _, a := range slots {
 			if !members.Has(a) {
@@ -38,6 +45,7 @@ func unlink(members Set, silent map[int]Set) (drop []int) {
 		drop = append(drop, worst)
 		members.Del(worst)
 	}
+	return nil
 }
 
 // quorum says whether these votes can decide what follows the view: more than half of its members, or exactly half with

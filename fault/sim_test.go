@@ -119,6 +119,7 @@ type world struct {
 	boards []map[ID]Record
 	groups map[uint64]*simGroup
 	prog   []uint64
+	bt     Time
 	create int // program index of the operation that makes group 200
 	links  map[[2]int]*link
 
@@ -133,7 +134,6 @@ type world struct {
 	log     strings.Builder
 	bug     bug
 	before  func(p *proc, e Effect) bool // a script: true crashes p instead
-	ends    map[string]int
 	nested  int
 	doneSum int
 	grown   int
@@ -167,6 +167,9 @@ func (w *world) chance(p float64) bool {
 func newWorld(seed uint64, n, hosts int, b bug) *world {
 	w := emptyWorld(seed, hosts, b)
 	w.wire = w.chance(0.2)
+	if w.chance(0.4) {
+		w.bt = ms / 2 // impatient: ballots cross
+	}
 	var at []int
 	for range n {
 		at = append(at, w.rng.IntN(hosts))
@@ -195,7 +198,7 @@ func emptyWorld(seed uint64, hosts int, b bug) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 77)), hosts: hosts, groups: map[uint64]*simGroup{}, links: map[[2]int]*link{},
 		chosen: map[uint64][]byte{}, values: map[uint64]Value{}, numbers: map[ID]Nonce{},
-		returns: map[[2]uint64][]returned{}, bug: b,
+		returns: map[[2]uint64][]returned{}, bug: b, bt: simBT,
 	}
 	for range hosts {
 		w.boards = append(w.boards, map[ID]Record{})
