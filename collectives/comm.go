@@ -182,16 +182,6 @@ func (c *Comm) Tidy() bool {
 	return c.first.Load() != c.cur.Load()
 }
 
-// MembersAt lists the members of the version of that epoch.
-func (c *Comm) MembersAt(epoch uint64) []Member {
-	for v := c.first.Load(); v != nil; v = v.next.Load() {
-		if v.Epoch == epoch {
-			return c.Members(v)
-		}
-	}
-	return nil
-}
-
 // Done is the sequence up to which this rank has returned.
 func (c *Comm) Done() uint64 { return c.own.done.Load() }
 
@@ -333,6 +323,24 @@ func (c *Comm) bind(p *peer) (*area, error) {
 		p.area.Store(a)
 	}
 	return a, nil
+}
+
+// Finished says that every member has returned from all that this rank has returned from, and has been told so of us: it
+// needs nothing any more of this rank.
+func (c *Comm) Finished() bool {
+	v, done := c.cur.Load(), c.own.done.Load()
+	for _, p := range v.remotes {
+		if p.done.Load() < done {
+			return false
+		}
+	}
+	for _, p := range v.locals {
+		// Looked up again: it may have given its area back, which tells the same.
+		if a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape); err == nil && a != nil && a.done.Load() < done {
+			return false
+		}
+	}
+	return !c.Untold()
 }
 
 // Release gives the group's memory back. No operation may be under way, here or at a peer.

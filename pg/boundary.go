@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/internal/faultpoint"
 )
 
 // boundaryHold is what the machine has said about Boundaries.
@@ -84,6 +85,7 @@ func (h worldHost) Release() { h.hold.set(func() { h.hold.at = 0; h.hold.on.Stor
 // It does not report a RankLost: the next operation does.
 func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, error) {
 	n := w.entered.Add(1)
+	faultpoint.Hit(faultpoint.BoundaryEnter)
 	if !w.hold.on.Load() {
 		return Passed{Count: n}, w.overErr()
 	}
@@ -101,6 +103,7 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 				return Passed{Count: n}, err
 			}
 			quiet = true
+			faultpoint.Hit(faultpoint.BoundaryStop)
 			var b []byte
 			if attach != nil {
 				b = attach()

@@ -103,6 +103,7 @@ type Group struct {
 	issued  atomic.Uint64
 	waiting struct{ seq, epoch, phase atomic.Uint64 } // what the driver waits for; seq 0: nothing
 	closed  atomic.Bool
+	retired atomic.Bool // closed by all, in order
 
 	progressOnce sync.Once
 	progressWake chan struct{}
@@ -198,29 +199,35 @@ func (g *Group) get() *Work {
 
 // do runs one operation to its end on the calling goroutine.
 func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) {
+	res, _, err := g.doIn(ctx, call)
+	return res, err
+}
+
+// doIn is do, and says in which version the operation was.
+func (g *Group) doIn(ctx context.Context, call *collectives.Call) (Result, *collectives.Version, error) {
 	if err := g.acquire(ctx); err != nil {
-		return Result{}, err
+		return Result{}, nil, err
 	}
 	defer g.release()
 	w, err := g.issue(call)
 	if err != nil {
-		return Result{}, err
+		return Result{}, nil, err
 	}
 	if err := g.drive(ctx, w); err != nil {
 		if w.done.Load() {
-			return w.res, g.report(w)
+			return w.res, nil, g.report(w)
 		}
 		// The context is over: this rank gives up, and says so to all. Nothing touches the caller's buffers any more,
 		// because nobody drives the group again.
 		g.failed = fmt.Errorf("serry: %w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
 		g.drop(g.failed)
 		g.abort(fmt.Sprintf("in %v %d: %v", call.Kind, w.op.Seq, err))
-		return Result{}, g.failed
+		return Result{}, nil, g.failed
 	}
-	res, err := w.res, w.err
+	res, ver := w.res, w.op.Ver
 	w.recycle()
 	g.spare = append(g.spare, w)
-	return res, err
+	return res, ver, nil
 }
 
 // issue puts an operation into the order. It does not wait.
@@ -410,6 +417,7 @@ func (g *Group) advance() (moved bool) {
 }
 
 func (g *Group) pop() {
+	g.finished()
 	copy(g.queue, g.queue[1:])
 	g.queue[len(g.queue)-1] = nil
 	g.queue = g.queue[:len(g.queue)-1]

@@ -188,21 +188,23 @@ func (g *Group) other(what string, rank int) (func(*device.Frame) error, error) 
 	return nil, &RankLost{Lost: []int{rank}, Slots: []int{g.slots[rank]}, Epoch: g.comm.Current().Epoch, Why: "it is not active"}
 }
 
-// maxHeld bounds the frames kept for groups that this process is about to make.
-const maxHeld = 1024
-
 type heldFrame struct {
 	from fault.ID
 	f    device.Frame
 }
 
-// held keeps a frame of a group that we do not have yet: a peer has made it a moment earlier.
+// held keeps a frame of a group that we do not have yet: a peer has made it a moment earlier. There is no limit but the
+// one that the group's depth sets: the same bytes would be kept if we had the group.
 func (w *World) held(from fault.ID, f *device.Frame) {
-	if len(w.early) < maxHeld {
-		c := *f
-		c.Payload = append([]byte(nil), f.Payload...)
-		w.early = append(w.early, heldFrame{from, c})
+	w.mu.Lock()
+	_, had := w.gone[f.Group]
+	w.mu.Unlock()
+	if had {
+		return
 	}
+	c := *f
+	c.Payload = append([]byte(nil), f.Payload...)
+	w.early = append(w.early, heldFrame{from, c})
 }
 
 // replay gives a new group the frames that came before it.
@@ -215,5 +217,6 @@ func (w *World) replay(g *Group) {
 			rest = append(rest, w.early[i])
 		}
 	}
+	clear(w.early[len(rest):])
 	w.early = rest
 }

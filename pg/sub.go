@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -54,7 +55,7 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 		parts[i] = proposalBytes
 	}
 	out := make([]byte, proposalBytes*len(parts))
-	res, err := g.do(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts})
+	res, ver, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts})
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +76,12 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 	if !slices.Contains(slots, g.w.slot) {
 		return nil, nil
 	}
-	return g.create(ctx, id, slots, opts, res)
+	return g.create(ctx, id, slots, opts, res, ver)
 }
 
-// create registers the group with the machine and makes its memory, on the loop, so that no view comes between.
-func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options, res Result) (*Group, error) {
+// create registers the group with the machine and makes its memory, on the loop, so that no view comes between. Views
+// since the operation that made it may have cut it already: others made it earlier.
+func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options, res Result, ver *collectives.Version) (*Group, error) {
 	w := g.w
 	fg := fault.Group{ID: id, Version: res.Epoch}
 	for _, s := range slots {
@@ -87,7 +89,7 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 	}
 	fg.Active = fg.Slots.And(res.Active)
 	var ms []collectives.Member
-	for _, m := range g.comm.MembersAt(res.Epoch) {
+	for _, m := range g.comm.Members(ver) {
 		if r := slices.Index(slots, m.Slot); r >= 0 {
 			m.Rank = r
 			ms = append(ms, m)
@@ -107,6 +109,17 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 		w.mu.Lock()
 		w.groups[id] = n
 		w.order = append(w.order, id)
+		for i := range w.past {
+			in := &w.past[i]
+			if in.View.Epoch <= res.Epoch {
+				continue
+			}
+			for _, c := range in.Cuts {
+				if c.Group == id {
+					n.comm.Install(in.View.Epoch, c.Seq, w.membersOf(slots, &in.View), c.Fail)
+				}
+			}
+		}
 		w.mu.Unlock()
 		w.agent.Step(fault.Created{Group: fg, Epoch: res.Epoch})
 		w.replay(n)
@@ -122,23 +135,22 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 	}
 }
 
-// Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more.
+// Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more. Its memory
+// is free once all members have returned from it.
 func (g *Group) Close(ctx context.Context) error {
 	if g.id == worldID {
 		return fmt.Errorf("serry: the world is left or closed, not its group")
 	}
-	if _, err := g.Barrier(ctx); err != nil {
-		g.stop()
-		return err
+	_, err := g.Barrier(ctx)
+	for lost := (*RankLost)(nil); errors.As(err, &lost); { // alike on all: those who are left close it
+		if _, _, err = g.Resume(ctx); err == nil {
+			_, err = g.Barrier(ctx)
+		}
 	}
 	g.stop()
-	w := g.w
-	w.mu.Lock()
-	delete(w.groups, g.id)
-	w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
-	w.mu.Unlock()
-	w.agent.Post(fault.Dropped{Group: g.id})
-	return nil
+	g.retired.Store(true)
+	g.w.agent.Do(func() { g.w.tidyAt = g.w.mesh.Now() })
+	return err
 }
 
 // stop ends the progress goroutine.

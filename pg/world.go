@@ -3,6 +3,7 @@ package pg
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,9 @@ import (
 // worldID is the id of the group of all ranks.
 const worldID = 1
 
+// keepPast is how many views are remembered for groups that are made late.
+const keepPast = 64
+
 // World is this process's membership: its embedded Group is that of all ranks. Make it with Join.
 type World struct {
 	*Group
@@ -32,24 +36,25 @@ type World struct {
 	log      *slog.Logger
 	joined   Joined
 	identity identity
-	early    []heldFrame // of groups that we do not have yet
+	early    []heldFrame         // of groups that we do not have yet
+	gone     map[uint64]struct{} // groups that we had; of mu
 
 	mu      sync.Mutex
 	groups  map[uint64]*Group
 	order   []uint64
 	view    fault.View
 	members map[fault.ID]*mesh.Peer // also of earlier views
-	reasons map[uint64]string       // Install.Why by epoch
+	past    []fault.Install         // the last of them, oldest first
 	over    atomic.Pointer[error]
 	left    chan struct{}
 
 	entered atomic.Uint64 // Boundaries
 	hold    boundaryHold
 
-	events events
-	ackAt  time.Duration
-	tidy   bool // old versions are kept
-	tidyAt time.Duration
+	events    events
+	completed atomic.Bool   // an operation of a group with remote members, since the loop looked
+	ackAt     time.Duration // when to tell them; 0: nothing to tell
+	tidyAt    time.Duration // when to look for what can be forgotten; 0: nothing is kept
 }
 
 // Joined says how this process came in.
@@ -82,7 +87,7 @@ func (w *World) Groups() []*Group {
 	defer w.mu.Unlock()
 	var gs []*Group
 	for _, id := range w.order {
-		if g := w.groups[id]; g != nil {
+		if g := w.groups[id]; g != nil && !g.retired.Load() {
 			gs = append(gs, g)
 		}
 	}
@@ -106,14 +111,19 @@ func (w *World) end(err error) {
 	}
 }
 
-func (w *World) wakeAll() {
+// all are the groups, also those that are closed here and not everywhere.
+func (w *World) all() []*Group {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	gs := make([]*Group, 0, len(w.groups))
 	for _, g := range w.groups {
 		gs = append(gs, g)
 	}
-	w.mu.Unlock()
-	for _, g := range gs {
+	return gs
+}
+
+func (w *World) wakeAll() {
+	for _, g := range w.all() {
 		g.comm.Wake()
 		g.p2p.wake()
 	}
@@ -131,7 +141,12 @@ func (w *World) guard() {
 func (w *World) why(epoch uint64) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.reasons[epoch]
+	for i := range w.past {
+		if w.past[i].View.Epoch == epoch {
+			return w.past[i].Why
+		}
+	}
+	return ""
 }
 
 func (w *World) group(id uint64) *Group {
@@ -233,7 +248,10 @@ func (h worldHost) Install(in fault.Install) {
 	w.mu.Lock()
 	w.learn(&in.View)
 	w.view = in.View
-	w.reasons[in.View.Epoch] = in.Why
+	if len(w.past) == keepPast {
+		w.past = slices.Delete(w.past, 0, 1)
+	}
+	w.past = append(w.past, in)
 	type step struct {
 		g  *Group
 		c  fault.Cut
@@ -254,7 +272,7 @@ func (h worldHost) Install(in fault.Install) {
 		s.g.p2p.wake()
 	}
 	w.Group.size.Store(int64(in.View.Size))
-	w.tidy, w.tidyAt = true, w.mesh.Now()+100*time.Millisecond
+	w.tidyAt = w.mesh.Now() + 100*time.Millisecond
 	e := Event{Epoch: in.View.Epoch, Why: in.Why, At: time.Now()}
 	for _, m := range in.View.Members {
 		e.Active.Add(m.Slot)
@@ -336,47 +354,4 @@ func (g *Group) frame(from fault.ID, f *device.Frame) {
 		}
 		return
 	}
-}
-
-// Idle implements agent.Host: 10 ms after an operation that nothing has followed, those who retain it are told.
-func (h worldHost) Idle(now time.Duration) time.Duration {
-	w := h.World
-	if w.Group == nil {
-		return 0
-	}
-	const quiet = 10 * time.Millisecond
-	if w.tidy && (w.tidyAt == 0 || now >= w.tidyAt) {
-		w.tidy, w.tidyAt = false, now+time.Second
-		for _, g := range w.Groups() {
-			w.tidy = g.comm.Tidy() || w.tidy
-		}
-	}
-	if !w.hasRemotes() {
-		if w.tidy {
-			return w.tidyAt
-		}
-		return 0
-	}
-	if w.ackAt == 0 || now < w.ackAt {
-		if w.ackAt == 0 && w.untold() {
-			w.ackAt = now + quiet
-		}
-		return w.ackAt
-	}
-	w.ackAt = 0
-	for _, g := range w.Groups() {
-		g.comm.Tell()
-	}
-	return 0
-}
-
-func (w *World) hasRemotes() bool { return w.Group.comm.Remote() }
-
-func (w *World) untold() bool {
-	for _, g := range w.Groups() {
-		if g.comm.Untold() {
-			return true
-		}
-	}
-	return false
 }

@@ -85,9 +85,6 @@ type early struct {
 	f device.Frame
 }
 
-// maxEarly bounds the frames kept for a machine that is about to start.
-const maxEarly = 4096
-
 // New makes an agent.
 func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
 	return &Agent{
@@ -166,11 +163,10 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 		}
 	}
 	if a.machine == nil {
-		if len(a.early) < maxEarly {
-			g := *f
-			g.Payload = append([]byte(nil), f.Payload...)
-			a.early = append(a.early, early{p, g})
-		}
+		// All of them: a frame that is dropped never comes again. It is what the group would keep.
+		g := *f
+		g.Payload = append([]byte(nil), f.Payload...)
+		a.early = append(a.early, early{p, g})
 		return
 	}
 	if a.over {

@@ -1,0 +1,73 @@
+package pg
+
+import (
+	"slices"
+	"time"
+
+	"github.com/serry-project/serry/fault"
+)
+
+const (
+	quietFor  = 10 * time.Millisecond  // after an operation, until those who retain it are told
+	tidyEvery = 250 * time.Millisecond // while something is kept for others
+)
+
+// Idle implements agent.Host. 10 ms after an operation those who retain it are told; versions that every member has left
+// behind, and groups that every member has closed, are forgotten.
+func (h worldHost) Idle(now time.Duration) (next time.Duration) {
+	w := h.World
+	if w.Group == nil {
+		return 0
+	}
+	if w.completed.Swap(false) && w.ackAt == 0 {
+		w.ackAt = now + quietFor
+	}
+	if w.ackAt != 0 && now >= w.ackAt {
+		w.ackAt = 0
+		for _, g := range w.all() {
+			if g.comm.Tell() && g.comm.Untold() { // no room
+				w.ackAt = now + quietFor
+			}
+		}
+	}
+	if w.tidyAt != 0 && now >= w.tidyAt {
+		w.tidyAt = 0
+		if w.tidy() {
+			w.tidyAt = now + tidyEvery
+		}
+	}
+	for _, t := range []time.Duration{w.ackAt, w.tidyAt} {
+		if t != 0 && (next == 0 || t < next) {
+			next = t
+		}
+	}
+	return next
+}
+
+// tidy forgets what nobody needs any more, and says whether something is kept.
+func (w *World) tidy() (more bool) {
+	for _, g := range w.all() {
+		switch {
+		case !g.retired.Load():
+			more = g.comm.Tidy() || more
+		case !g.comm.Finished():
+			more = true
+		default:
+			w.mu.Lock()
+			delete(w.groups, g.id)
+			w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
+			w.gone[g.id] = struct{}{}
+			w.mu.Unlock()
+			g.comm.Release()
+			w.agent.Step(fault.Dropped{Group: g.id})
+		}
+	}
+	return more
+}
+
+// finished tells the loop that an operation of a group with remote members is complete.
+func (g *Group) finished() {
+	if g.comm.Remote() && !g.w.completed.Swap(true) {
+		g.w.mesh.Post()
+	}
+}
