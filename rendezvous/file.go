@@ -33,7 +33,8 @@ import (
 const (
 	fileMagic   = "SRV1"
 	filePollMin = time.Millisecond
-	filePollMax = 50 * time.Millisecond
+	filePollMax = 50 * time.Millisecond // for a key
+	fileLockMax = 5 * time.Millisecond  // for the lock, which is held for less
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -98,7 +99,7 @@ func (s *fileStore) check(ctx context.Context, keys ...string) error {
 }
 
 // poll calls try, less and less often, until it says that it is done.
-func (s *fileStore) poll(ctx context.Context, what string, try func() (done bool, err error)) error {
+func (s *fileStore) poll(ctx context.Context, what string, most time.Duration, try func() (done bool, err error)) error {
 	since, pause := time.Now(), filePollMin
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -114,7 +115,7 @@ func (s *fileStore) poll(ctx context.Context, what string, try func() (done bool
 		case <-ctx.Done():
 			return ctxError(ctx, what, since, nil)
 		}
-		pause = min(2*pause, filePollMax)
+		pause = min(2*pause, most)
 	}
 }
 
@@ -124,7 +125,7 @@ func (s *fileStore) lock(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = s.poll(ctx, "locked by another process", func() (bool, error) { return tryLock(f) })
+	err = s.poll(ctx, "locked by another process", fileLockMax, func() (bool, error) { return tryLock(f) })
 	if err != nil {
 		_ = f.Close()
 		return nil, err
@@ -230,7 +231,7 @@ func (s *fileStore) Get(ctx context.Context, key string) ([]byte, error) {
 	if err != nil {
 		return nil, s.fail("get", key, err)
 	}
-	err = s.poll(ctx, "not there", func() (ok bool, err error) {
+	err = s.poll(ctx, "not there", filePollMax, func() (ok bool, err error) {
 		value, ok, err = s.read(key)
 		return ok, err
 	})
@@ -244,7 +245,7 @@ func (s *fileStore) Wait(ctx context.Context, keys ...string) error {
 	if err := s.check(ctx, keys...); err != nil {
 		return s.fail("wait", firstKey(keys), err)
 	}
-	err := s.poll(ctx, "not there", func() (bool, error) {
+	err := s.poll(ctx, "not there", filePollMax, func() (bool, error) {
 		for len(keys) > 0 {
 			if _, ok, err := s.read(keys[0]); err != nil || !ok {
 				return false, err

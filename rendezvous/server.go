@@ -138,16 +138,18 @@ func (s *Server) serve(nc net.Conn) {
 	c := &serverConn{server: s, conn: nc, in: bufio.NewReaderSize(nc, 16<<10), pending: map[uint32]func(){}}
 	c.gone = make(chan struct{})
 	err := c.serve()
-	close(c.gone)
-	_ = nc.Close()
-	c.tasks.Wait()
 	s.mu.Lock()
-	delete(s.conns, nc)
 	closed := s.closed
 	s.mu.Unlock()
 	if err != nil && !closed && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 		s.log.Warn("rendezvous: closed a connection", "peer", nc.RemoteAddr(), "err", err)
 	}
+	close(c.gone)
+	_ = nc.Close()
+	c.tasks.Wait()
+	s.mu.Lock()
+	delete(s.conns, nc)
+	s.mu.Unlock()
 }
 
 // serverConn is the server's end of a connection in either protocol.

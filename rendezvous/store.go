@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Limits of every store, in bytes. They are those of torch's default server, so that a program that works on one store
+// Limits of every store, in bytes. Torch's default server allows them too, so that a program that works on one store
 // works on all. A [Prefix] counts towards the key.
 const (
-	MaxKey   = 8 << 10
+	MaxKey   = 4 << 10
 	MaxValue = 8 << 20
 )
 

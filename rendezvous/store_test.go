@@ -71,5 +71,3 @@ func TestMixedClients(t *testing.T) {
 		return func() rendezvous.Store { n++; return kinds[n%len(kinds)]() }
 	})
 }
-
-func runRole(string) int { return 2 }

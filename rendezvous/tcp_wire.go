@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -117,20 +116,20 @@ func readFrame(r io.Reader) (frame, error) {
 	return f, err
 }
 
-// readBytes reads n bytes without trusting n for the allocation.
+// readBytes reads n bytes. It allocates no more than twice what has arrived, since n is only a claim.
 func readBytes(r io.Reader, n uint64) ([]byte, error) {
-	const trusted = 64 << 10
-	if n <= trusted {
-		b := make([]byte, n)
-		_, err := io.ReadFull(r, b)
-		return b, unexpected(err)
+	const trusted = 256 << 10
+	b := make([]byte, min(n, trusted))
+	for read := 0; ; {
+		m, err := io.ReadFull(r, b[read:])
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if read += m; uint64(read) == n {
+			return b, nil
+		}
+		b = append(b, make([]byte, min(n-uint64(read), uint64(read)))...)
 	}
-	var b bytes.Buffer
-	b.Grow(trusted)
-	if _, err := io.CopyN(&b, r, int64(n)); err != nil {
-		return nil, unexpected(err)
-	}
-	return b.Bytes(), nil
 }
 
 // unexpected turns an end of file inside a message into one that is an error.

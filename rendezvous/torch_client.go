@@ -16,6 +16,11 @@ import (
 const (
 	torchIdle  = 4           // connections kept for the next call
 	torchStale = time.Second // an idle connection older than this is tried before an add or compare_set
+
+	// A wait is asked again after these times: torch's older server does not wake those who wait for a key that
+	// compare_set makes.
+	torchAskMin = 50 * time.Millisecond
+	torchAskMax = time.Second
 )
 
 // torchStore is a client of torch's protocol, which answers one query at a time: so each call in progress has a
@@ -117,15 +122,16 @@ type query struct {
 
 // call does q over an idle connection or a new one, and if a connection is lost, again over a new one.
 func (s *torchStore) call(ctx context.Context, q query) error {
-	since := time.Now()
+	since, patience := time.Now(), OpenTimeout
 	c := s.takeIdle()
 	for again := false; ; again = true {
 		if c == nil {
 			var err error
-			if c, err = s.connect(ctx, reconnectTime); err != nil {
+			if c, err = s.connect(ctx, patience); err != nil {
 				return s.fail(q, err)
 			}
 		}
+		patience = reconnectTime
 		sent, err := s.exchange(ctx, c, q)
 		if err == nil {
 			s.keep(c)
@@ -236,15 +242,43 @@ func (s *torchStore) Get(ctx context.Context, key string) ([]byte, error) {
 	return value, nil
 }
 
+// wait returns when all keys are there.
 func (c *torchConn) wait(keys []string) error {
-	if err := c.send(torchKeys([]byte{torchWait}, keys)); err != nil {
-		return err
+	ask := torchKeys([]byte{torchWait}, keys)
+	for pause := torchAskMin; ; pause = min(2*pause, torchAskMax) {
+		if err := c.send(ask); err != nil {
+			return err
+		}
+		there, err := c.waitFor(pause)
+		if there || err != nil {
+			return err
+		}
 	}
+}
+
+// waitFor returns whether the wait that was sent was answered within pause. If not, it is canceled.
+func (c *torchConn) waitFor(pause time.Duration) (bool, error) {
+	canceled := make(chan error, 1)
+	timer := time.AfterFunc(pause, func() { canceled <- c.send([]byte{torchCancelWait}) })
 	r := c.reader()
-	if a := r.u8(); r.err == nil && a != torchReady {
-		return fmt.Errorf("%w: answer %d to a wait", errTorchFrame, a)
+	first := r.u8()
+	if timer.Stop() || r.err != nil {
+		if r.err == nil && first != torchReady {
+			return false, fmt.Errorf("%w: answer %d to a wait", errTorchFrame, first)
+		}
+		return true, r.err
 	}
-	return r.err
+	if err := <-canceled; err != nil {
+		return false, err
+	}
+	if first == torchNotReady {
+		return false, nil
+	}
+	// The answer crossed the cancel, which is still to be answered.
+	if second := r.u8(); r.err == nil && second != torchNotReady {
+		return false, fmt.Errorf("%w: answer %d to a cancel", errTorchFrame, second)
+	}
+	return true, r.err
 }
 
 // get asks for a key that is there.

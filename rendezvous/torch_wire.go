@@ -62,6 +62,7 @@ const (
 	torchReady    = 0 // to check and wait
 	torchNotReady = 1 // to check; to wait, that it was canceled
 
+	torchMaxKey      = 8 << 10   // as torch's server has it, "/" included
 	torchMaxKeys     = 128 << 10 // in one query, as torch's server has it
 	torchMaxKeyBytes = 16 << 20  // in one query, all keys together
 	torchMaxAnswer   = 1 << 30   // to one multi_get
@@ -122,7 +123,7 @@ func (t *torchReader) bytes(most uint64) []byte {
 func (t *torchReader) value() []byte { return t.bytes(MaxValue) }
 
 func (t *torchReader) key() string {
-	k := t.bytes(MaxKey + uint64(len(torchSpace)))
+	k := t.bytes(torchMaxKey)
 	if t.keys += len(k); t.keys > torchMaxKeyBytes {
 		t.err = fmt.Errorf("%w: more than %d bytes of keys", errTorchFrame, torchMaxKeyBytes)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,12 +15,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
-	"pgregory.net/rapid"
 
 	"github.com/serry-project/serry/rendezvous"
 )
 
-// Fresh makes an empty store and returns how to get a handle of it, as another process would; the test closes each.
+// Fresh makes an empty store and returns how to get a handle of it, as another process would; the test closes each. It
+// may be called by several tests at once.
 type Fresh func(t *testing.T) (open func() rendezvous.Store)
 
 // slack is how late a call may end after its context. It is wide since test machines are shared.
@@ -27,9 +28,9 @@ const slack = 5 * time.Second
 
 // Run runs the suite, and again through a Prefix.
 func Run(t *testing.T, fresh Fresh) {
-	t.Run("plain", func(t *testing.T) { suite(t, fresh) })
+	t.Run("plain", func(t *testing.T) { Plain(t, fresh) })
 	t.Run("prefixed", func(t *testing.T) {
-		suite(t, func(t *testing.T) func() rendezvous.Store {
+		suite(t, tests[:forPrefix], func(t *testing.T) func() rendezvous.Store {
 			open := fresh(t)
 			return func() rendezvous.Store { return rendezvous.Prefix(open(), "a/b") }
 		})
@@ -37,30 +38,40 @@ func Run(t *testing.T, fresh Fresh) {
 	t.Run("prefixes apart", func(t *testing.T) { prefixesApart(t, fresh) })
 }
 
-func suite(t *testing.T, fresh Fresh) {
-	tests := []struct {
-		name string
-		run  func(t *testing.T, open func() rendezvous.Store)
-	}{
-		{"SetGet", setGet},
-		{"GetWaits", getWaits},
-		{"WaitForMany", waitForMany},
-		{"WaitsEndWithContext", waitsEnd},
-		{"WaitHoldsUpNothing", waitHoldsUpNothing},
-		{"ManyWaiters", manyWaiters},
-		{"Add", add},
-		{"AddConcurrently", addConcurrently},
-		{"AddNotNumber", addNotNumber},
-		{"CompareAndSet", compareAndSet},
-		{"CompareAndSetHasOneWinner", oneWinner},
-		{"CompareAndSetLosesNothing", losesNothing},
-		{"Ownership", ownership},
-		{"Limits", limits},
-		{"Close", closes},
-		{"LikeAMap", likeAMap},
-	}
+// Plain runs the suite without a Prefix.
+func Plain(t *testing.T, fresh Fresh) { suite(t, tests, fresh) }
+
+type test struct {
+	name string
+	run  func(t *testing.T, open func() rendezvous.Store)
+}
+
+// The first forPrefix are those that a prefix could break.
+const forPrefix = 6
+
+var tests = []test{
+	{"SetGet", setGet},
+	{"WaitForMany", waitForMany},
+	{"WaitsEndWithContext", waitsEnd},
+	{"CompareAndSet", compareAndSet},
+	{"LikeAMap", likeAMap},
+	{"Close", closes},
+	{"GetWaits", getWaits},
+	{"WaitHoldsUpNothing", waitHoldsUpNothing},
+	{"ManyWaiters", manyWaiters},
+	{"Add", add},
+	{"AddConcurrently", addConcurrently},
+	{"AddNotNumber", addNotNumber},
+	{"CompareAndSetHasOneWinner", oneWinner},
+	{"CompareAndSetLosesNothing", losesNothing},
+	{"Ownership", ownership},
+	{"Limits", limits},
+}
+
+func suite(t *testing.T, tests []test, fresh Fresh) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel() // most of the time a store waits
 			open := fresh(t)
 			test.run(t, func() rendezvous.Store {
 				s := open()
@@ -196,7 +207,7 @@ func waitHoldsUpNothing(t *testing.T, open func() rendezvous.Store) {
 }
 
 func manyWaiters(t *testing.T, open func() rendezvous.Store) {
-	const waiters = 64
+	const waiters = 40
 	ctx, setter := within(t), open()
 	stores := []rendezvous.Store{open(), open(), open(), open()}
 	var g errgroup.Group
@@ -388,7 +399,7 @@ func ownership(t *testing.T, open func() rendezvous.Store) {
 
 func limits(t *testing.T, open func() rendezvous.Store) {
 	ctx, s := within(t), open()
-	long := strings.Repeat("k", rendezvous.MaxKey-len("a/b/"))
+	long := strings.Repeat("k", rendezvous.MaxKey)
 	big := bytes.Repeat([]byte{1, 2, 3, 4}, rendezvous.MaxValue/4)
 	require.NoError(t, s.Set(ctx, long, big))
 	got, err := s.Get(ctx, long)
@@ -444,54 +455,56 @@ func closes(t *testing.T, open func() rendezvous.Store) {
 
 // likeAMap does random calls and compares with a map.
 func likeAMap(t *testing.T, open func() rendezvous.Store) {
+	const rounds, calls = 20, 12
 	ctx := within(t)
 	handles := []rendezvous.Store{open(), open()}
-	round := 0
-	rapid.Check(t, func(rt *rapid.T) {
-		round++
-		model := map[string]string{}
-		keys := rapid.SampledFrom([]string{"a", "b", "c"})
-		values := rapid.SampledFrom([]string{"", "1", "-3", "x", "yy"})
-		for range rapid.IntRange(1, 12).Draw(rt, "calls") {
-			s := rapid.SampledFrom(handles).Draw(rt, "handle")
-			key := keys.Draw(rt, "key")
-			name := fmt.Sprint(round, key)
-			old, had := model[key]
-			switch rapid.IntRange(0, 3).Draw(rt, "call") {
-			case 0:
-				v := values.Draw(rt, "value")
-				require.NoError(rt, s.Set(ctx, name, []byte(v)))
-				model[key] = v
-			case 1:
-				want, errWant := strconv.ParseInt(old, 10, 64)
-				delta := rapid.Int64Range(-9, 9).Draw(rt, "delta")
-				got, err := s.Add(ctx, name, delta)
-				if had && errWant != nil {
-					require.ErrorIs(rt, err, rendezvous.ErrNotNumber)
-					break
-				}
-				require.NoError(rt, err)
-				require.Equal(rt, want+delta, got)
-				model[key] = strconv.FormatInt(got, 10)
-			case 2:
-				expected, desired := values.Draw(rt, "expected"), values.Draw(rt, "desired")
-				got, err := s.CompareAndSet(ctx, name, []byte(expected), []byte(desired))
-				require.NoError(rt, err)
-				if had && old == expected || !had && expected == "" {
-					model[key] = desired
-				}
-				now, has := model[key]
-				require.Equal(rt, has, got != nil)
-				require.Equal(rt, now, string(got))
-			case 3:
-				if had {
-					got, err := s.Get(ctx, name)
-					require.NoError(rt, err)
-					require.Equal(rt, old, string(got))
-				}
+	keys, values := []string{"a", "b", "c"}, []string{"", "1", "-3", "x", "yy"}
+	seed := rand.Uint64()
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	}()
+	pick := func(of []string) string { return of[rnd.IntN(len(of))] }
+	model := map[string]string{}
+	for i := range rounds * calls {
+		s, key := handles[rnd.IntN(len(handles))], fmt.Sprint(i/calls, pick(keys))
+		old, had := model[key]
+		switch rnd.IntN(4) {
+		case 0:
+			v := pick(values)
+			require.NoError(t, s.Set(ctx, key, []byte(v)))
+			model[key] = v
+		case 1:
+			want, notNumber := strconv.ParseInt(old, 10, 64)
+			delta := rnd.Int64N(19) - 9
+			got, err := s.Add(ctx, key, delta)
+			if had && notNumber != nil {
+				require.ErrorIs(t, err, rendezvous.ErrNotNumber)
+				break
+			}
+			require.NoError(t, err)
+			require.Equal(t, want+delta, got)
+			model[key] = strconv.FormatInt(got, 10)
+		case 2:
+			expected, desired := pick(values), pick(values)
+			got, err := s.CompareAndSet(ctx, key, []byte(expected), []byte(desired))
+			require.NoError(t, err)
+			if had && old == expected || !had && expected == "" {
+				model[key] = desired
+			}
+			now, has := model[key]
+			require.Equal(t, has, got != nil)
+			require.Equal(t, now, string(got))
+		case 3:
+			if had {
+				got, err := s.Get(ctx, key)
+				require.NoError(t, err)
+				require.Equal(t, old, string(got))
 			}
 		}
-	})
+	}
 }
 
 func prefixesApart(t *testing.T, fresh Fresh) {
