@@ -67,6 +67,7 @@ func (s *slot) takeCombine(parts [][]byte) {
 		return
 	}
 	s.retake()
+	parts = s.ours(parts)
 	rb := s.b.cfg.rowBytes()
 	for r, part := range parts {
 		if !s.active.Has(r) {

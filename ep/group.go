@@ -54,9 +54,9 @@ type Exchange struct {
 	// Fill writes the part for rank r: dst has Sizes[r] bytes and is shared memory or the frame to send. It is called
 	// once for each active rank, this one too, before StartPair or StartCombine returns.
 	Fill func(r int, dst []byte)
-	// Take reads what the ranks gave: parts[r] is the part of rank r for this one, nil if it is not active. It is called
-	// when all have arrived. Parts are valid during the call, may be shared memory, and are not to be written. It may be
-	// called again, if the parts changed under its hands: the last call counts.
+	// Take reads what the ranks gave: parts[r] is the part of rank r for this one, nil if it is not active, for at least
+	// Size ranks. It is called when all have arrived. Parts are valid during the call, may be shared memory, and are not to
+	// be written. It may be called again, if the parts changed under its hands: the last call counts.
 	Take func(parts [][]byte)
 	// Digest is equal on all ranks: else the group is failed for good, on all.
 	Digest uint64
