@@ -218,7 +218,8 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 			return true
 		}
 	}
-	if m.worthWaiting(a, drop, own) {
+	undecided := m.linkAt != 0 && m.t-m.linkAt < m.cfg.HeartbeatLimit/4 && len(drop)+len(fails) == 0
+	if undecided || m.worthWaiting(a, drop, own) {
 		m.beat(a)
 		return false
 	}

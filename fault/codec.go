@@ -282,6 +282,7 @@ func (p *hello) code(c *codec) { c.u64(&p.Epoch) }
 
 func (p *behind) code(c *codec) {
 	c.u64(&p.Epoch)
+	c.u64(&p.At)
 	c.text(&p.Why)
 }
 

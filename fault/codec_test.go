@@ -34,7 +34,7 @@ func samples() []Msg {
 	h := head{8}
 	b, c := Ballot{32769, 3}, Ballot{32770, 1023}
 	return []Msg{
-		hello{h}, behind{h, "too far"},
+		hello{h}, behind{h, 3, "too far"},
 		prepare{h, b, []suspicion{{ID{2, 1}, kDied, 0, 0, "died"}}, []uint64{1, 100}, 3, 17, sampleMembers()},
 		promise{h, b, c, sampleValue(), []held{{GroupDone{1, []Done{{0, 4}, {1, 5}}, 6}, SetOf(0, 1), 2}}, []ID{{1, 1}}, []ID{{1, 1}, {2, 1}}, sampleReports()},
 		promise{head: h, Ballot: b},

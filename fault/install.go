@@ -131,7 +131,15 @@ func (m *Machine) newEpoch() {
 	m.starved, m.unlinked = 0, ""
 	clear(m.unanswered)
 	clear(m.caught)
-	m.late, m.slow, m.told, m.sentTo, m.again, m.linkAt = nil, nil, nil, Set{}, 0, 0
+	m.late, m.slow, m.sentTo, m.again = nil, nil, Set{}, 0
+	// Who hears whom stays known; what the others want is theirs to say again.
+	m.told = slices.DeleteFunc(m.told, func(r report) bool { return m.member(r.From) == nil })
+	for i := range m.told {
+		m.told[i].Suspects, m.told[i].Fails = nil, nil
+	}
+	if m.mine.N > 0 {
+		m.mine.N++
+	}
 	m.blame.chases, m.blame.pending = nil, nil
 	m.growth.hold, m.growth.run, m.growth.replaced = nil, nil, nil
 	if m.hist[len(m.hist)-1].value.At != 0 {

@@ -351,10 +351,6 @@ func (m *Machine) receive(r Received) {
 	case e > m.view.Epoch:
 		m.await(r, e)
 	case m.member(r.From) != nil && r.From != m.self:
-		if b, ok := r.Msg.(behind); ok {
-			m.evicted(b.Epoch, b.Why)
-			return
-		}
 		m.dispatch(r.From, r.Msg)
 	}
 }
@@ -362,7 +358,9 @@ func (m *Machine) receive(r Received) {
 // await keeps a message of a newer epoch, and asks for the view.
 func (m *Machine) await(r Received, e uint64) {
 	if b, ok := r.Msg.(behind); ok {
-		m.evicted(b.Epoch, b.Why)
+		if b.At >= m.view.Epoch { // or it answers what we sent long ago
+			m.evicted(b.Epoch, b.Why)
+		}
 		return
 	}
 	if len(m.waits) < keepHeld {
@@ -384,7 +382,7 @@ func (m *Machine) catchUp(to ID, e uint64, again bool) {
 	}
 	m.caught[to] = m.view.Epoch
 	if len(m.hist) == 0 || m.hist[0].value.Epoch > e+1 {
-		m.send(to, behind{m.head(), fmt.Sprintf("rank %d is %d epochs behind, of which the others do not know any more",
+		m.send(to, behind{m.head(), e, fmt.Sprintf("rank %d is %d epochs behind, of which the others do not know any more",
 			to.Slot, m.view.Epoch-e)})
 		return
 	}
@@ -404,7 +402,7 @@ func (m *Machine) dispatch(from ID, x Msg) {
 		return // to ourselves, before a change
 	}
 	switch x := x.(type) {
-	case hello:
+	case hello, behind:
 	case prepare:
 		m.onPrepare(from, x)
 	case promise:

@@ -58,6 +58,7 @@ type (
 
 	behind struct { // the answer to who is too far behind to be told
 		head
+		At  uint64 // the epoch that it was in when it sent what this answers
 		Why string
 	}
 

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 )
@@ -269,10 +270,20 @@ func TestSimulation(t *testing.T) {
 			runs = 500
 		}
 	}
-	begin, steps, done, grown, changes, bad := time.Now(), 0, 0, 0, 0, 0
+	begin, steps, done, grown, changes, bad, empty, epochs := time.Now(), 0, 0, 0, 0, 0, 0, 0
 	for i := range uint64(runs) {
 		w := simulate(*simFirst+i, bugNone, false)
 		steps, done, grown, changes = steps+w.steps, done+w.doneSum, grown+w.grown, changes+w.changes
+		n := 0
+		for _, v := range w.values {
+			epochs++
+			if strings.Contains(v.Why, "did not hold") {
+				n++
+			}
+		}
+		if empty += n; n > 6 {
+			t.Logf("seed %d: %d changes without a change", *simFirst+i, n)
+		}
 		for _, f := range w.fails {
 			t.Errorf("seed %d: %s", *simFirst+i, f)
 		}
@@ -283,8 +294,8 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	d := time.Since(begin)
-	t.Logf("%d schedules in %v (%.0f/s): %d steps, %d returns, %d installs, %d of them growth", runs, d.Round(time.Millisecond),
-		float64(runs)/d.Seconds(), steps, done, changes, grown)
+	t.Logf("%d schedules in %v (%.0f/s): %d steps, %d returns, %d installs, %d of them growth; %d changes, %d of them empty", runs, d.Round(time.Millisecond),
+		float64(runs)/d.Seconds(), steps, done, changes, grown, epochs, empty)
 }
 
 // TestMutants breaks one rule at a time, and wants the simulation to see it.
