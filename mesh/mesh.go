@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/device/host"
+	"github.com/serry-project/serry/internal/knob"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -156,6 +157,9 @@ func Open(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 
 // raiseProcs makes room for callers that wait on their core.
 func raiseProcs() {
+	if _, set, _ := knob.GoMaxProcs.Lookup(); set {
+		return
+	}
 	if n := host.Cores() + 4; runtime.GOMAXPROCS(0) < n {
 		runtime.GOMAXPROCS(n)
 	}

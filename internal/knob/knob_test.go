@@ -52,7 +52,7 @@ func TestDefaults(t *testing.T) {
 	equal(t, time.Second, HeartbeatLimit)
 	equal(t, 4, Depth)
 	equal(t, true, CRC)
-	equal(t, false, Rejoin)
+	equal(t, 0, Rejoin)
 	equal(t, "auto", Links)
 	equal(t, nil, Peers)
 	_, set, err := Rank.Lookup()

@@ -12,8 +12,8 @@ var (
 			does("where ranks find each other: a URL such as tcp://host:port, file:///path, etcd://host:port, env://")
 	Peers = add(list("SERRY_PEERS", "")).
 		does("addresses of members, host:port separated by commas; one that lives is enough to join")
-	Rejoin = add(boolean("SERRY_REJOIN", "off")).
-		does("this process replaces one that died: it joins and never founds a group; set by serry run")
+	Rejoin = add(integer("SERRY_REJOIN", "0", 0, 1<<30)).
+		does("how often this rank was started before: above 0 it joins a running group and never founds one; set by serry run")
 	SocketIfname = add(text("SERRY_SOCKET_IFNAME", "")).or("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME").
 			does("interfaces for tcp, in NCCL's syntax: prefixes separated by commas, ^ excludes them, = means the whole name; " +
 			"unset: the route to the rendezvous")
@@ -37,6 +37,10 @@ var (
 		does("reading a peer's memory with process_vm_readv: auto where the kernel lets us, " +
 			"any also asks it to let every process of this user, off never")
 )
+
+// What the Go runtime reads itself; here because it overrides what we would do.
+var GoMaxProcs = add(integer("GOMAXPROCS", "", 1, 1<<20)).
+	does("how many threads may run Go code at once; unset: the cores that may be used and 4 more, because a caller that waits holds one")
 
 // What launchers set.
 var (

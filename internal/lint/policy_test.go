@@ -56,13 +56,15 @@ const policy = `
 	transfer, store/place, rendezvous < store/master < store;
 
 	# The ways in.
-	pg, ep, transfer, store < bindings, examples, internal/load;
-	bindings, internal/load < cmd;
+	rendezvous < internal/launch;
+	pg, ep, transfer, store < bindings, internal/bench;
+	pg, ep, transfer, store, internal/launch < examples;
+	bindings, internal/bench, internal/launch < cmd;
 	NONE < scripts, internal/lint;
 
 	# A concrete link is chosen in device, mesh, examples and tests, nowhere else.
 	device/shm, device/tcp, device/rdma, device/nvlink, device/sim, device/faulty, device/stream
-	!< fault/agent, collectives, pg, ep, transfer, store, store/master, bindings, internal/load, cmd;
+	!< fault/agent, collectives, pg, ep, transfer, store, store/master, bindings, internal/bench, cmd;
 
 	# Tools for tests.
 	internal/harness !< internal/vec, device, rendezvous, mesh, fault, fault/agent, collectives, pg, ep, transfer, store,
