@@ -11,7 +11,6 @@ import (
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
-	"github.com/serry-project/serry/internal/dtype"
 )
 
 // Set is a set of slots of the world.
@@ -129,7 +128,7 @@ func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64
 	}
 	g.comm, g.seen = comm, comm.Current()
 	g.issued.Store(done)
-	g.p2p.init()
+	g.p2p.init(g.seen, len(slots))
 	return g, nil
 }
 
@@ -267,7 +266,7 @@ func (g *Group) settle() error {
 	}
 	if e := g.lost(); e != nil {
 		if !g.opts.ManualResume {
-			g.pending = g.pending[1:]
+			g.resume(func(x *RankLost) bool { return x == e })
 		}
 		return e
 	}
@@ -275,7 +274,7 @@ func (g *Group) settle() error {
 }
 
 // lost is the oldest loss that was not returned to anybody.
-func (g *Group) lost() error {
+func (g *Group) lost() *RankLost {
 	if len(g.pending) == 0 {
 		return nil
 	}
@@ -320,15 +319,29 @@ func (g *Group) moved(v *collectives.Version) {
 	if len(v.Lost) == 0 || g.opts.Mode == Continue {
 		return
 	}
-	e := &RankLost{Lost: v.Lost, Epoch: v.Epoch, Why: g.w.why(v.Epoch)}
-	for _, r := range e.Lost {
-		e.Slots = append(e.Slots, g.slots[r])
-	}
+	e := g.rankLost(v)
 	g.pending = append(g.pending, e)
 	g.cutOff(v.From, e)
 	g.seq = v.From
 	g.issued.Store(g.seq)
-	g.p2p.reset(v.Epoch)
+}
+
+func (g *Group) rankLost(v *collectives.Version) *RankLost {
+	e := &RankLost{Lost: v.Lost, Epoch: v.Epoch, Why: g.w.why(v.Epoch)}
+	for _, r := range e.Lost {
+		e.Slots = append(e.Slots, g.slots[r])
+	}
+	return e
+}
+
+// resume goes on after the losses for which gone is true.
+func (g *Group) resume(gone func(*RankLost) bool) {
+	if len(g.pending) == 0 {
+		return
+	}
+	if g.pending = slices.DeleteFunc(g.pending, gone); len(g.pending) == 0 {
+		g.p2p.resume(g.seen)
+	}
 }
 
 // cutOff fails what was issued after the cut.
@@ -356,7 +369,7 @@ func (g *Group) drop(err error) {
 // report returns w's error to the caller; a loss is reported by that.
 func (g *Group) report(w *Work) error {
 	if e, ok := w.err.(*RankLost); ok && !g.opts.ManualResume {
-		g.pending = slices.DeleteFunc(g.pending, func(x *RankLost) bool { return x == e })
+		g.resume(func(x *RankLost) bool { return x == e })
 	}
 	return w.err
 }
@@ -371,7 +384,7 @@ func (g *Group) Resume(ctx context.Context) (Set, uint64, error) {
 	if err := g.notice(); err != nil {
 		return Set{}, 0, err
 	}
-	g.pending = nil // what came after these is another loss
+	g.resume(func(*RankLost) bool { return true }) // what came after these is another loss
 	return g.seen.Active, g.seen.Epoch, g.ended
 }
 
@@ -523,74 +536,4 @@ func (g *Group) overdue(now time.Duration, w *Work) {
 	if !missing.Empty() {
 		g.w.agent.Post(fault.Overdue{Group: g.id, Seq: h.op.Seq, Missing: missing})
 	}
-}
-
-// Do runs an operation that the named methods do not cover. Its buffers are described in collectives.Call.
-func (g *Group) Do(ctx context.Context, call *collectives.Call) (Result, error) {
-	return g.do(ctx, call)
-}
-
-// Barrier returns when every active rank has entered it.
-func (g *Group) Barrier(ctx context.Context) (Result, error) {
-	return g.do(ctx, &collectives.Call{Kind: collectives.Barrier})
-}
-
-// AllReduce reduces the elements of in over the active ranks, in the fixed tree order of the ranks, into out on every
-// rank. in and out have equal length and dtype and may be the same memory.
-func (g *Group) AllReduce(ctx context.Context, out, in Buffer, op dtype.ReduceOp) (Result, error) {
-	if err := sameType(collectives.AllReduce, out, in); err != nil {
-		return Result{}, err
-	}
-	return g.do(ctx, &collectives.Call{Kind: collectives.AllReduce, DType: in.DType, Reduce: op, In: in.Data, Out: out.Data})
-}
-
-// Broadcast copies root's buffer to every rank.
-func (g *Group) Broadcast(ctx context.Context, buf Buffer, root int) (Result, error) {
-	return g.do(ctx, &collectives.Call{Kind: collectives.Broadcast, DType: buf.DType, Root: root, In: buf.Data, Out: buf.Data})
-}
-
-// AllGather collects every rank's in, in rank order, in out of every rank. counts[r] is the number of elements of rank r,
-// equal on all ranks; nil: all have len(in). The place of a rank that is not active is zero.
-func (g *Group) AllGather(ctx context.Context, out, in Buffer, counts []int) (Result, error) {
-	if err := sameType(collectives.AllGather, out, in); err != nil {
-		return Result{}, err
-	}
-	parts, err := g.parts(collectives.AllGather, counts, len(in.Data), in.DType)
-	if err != nil {
-		return Result{}, err
-	}
-	return g.do(ctx, &collectives.Call{Kind: collectives.AllGather, DType: in.DType, In: in.Data, Out: out.Data, OutParts: parts})
-}
-
-// AllToAll gives sendCounts[r] elements of in to rank r and takes recvCounts[r] from it, both in rank order; nil: equal
-// parts. What a rank gives must be what the other takes. The place of a rank that is not active is zero.
-func (g *Group) AllToAll(ctx context.Context, out, in Buffer, recvCounts, sendCounts []int) (Result, error) {
-	if err := sameType(collectives.AllToAll, out, in); err != nil {
-		return Result{}, err
-	}
-	ip, err := g.parts(collectives.AllToAll, sendCounts, len(in.Data)/g.Size(), in.DType)
-	if err != nil {
-		return Result{}, err
-	}
-	op, err := g.parts(collectives.AllToAll, recvCounts, len(out.Data)/g.Size(), out.DType)
-	if err != nil {
-		return Result{}, err
-	}
-	return g.do(ctx, &collectives.Call{Kind: collectives.AllToAll, DType: in.DType, In: in.Data, Out: out.Data, InParts: ip, OutParts: op})
-}
-
-// parts turns element counts into bytes for all slots that the group can ever have.
-func (g *Group) parts(k collectives.Kind, counts []int, each int, dt dtype.DType) ([]int, error) {
-	size := g.Size()
-	if counts != nil && len(counts) != size {
-		return nil, &collectives.ErrBadCall{Kind: k, Why: fmt.Sprintf("%d counts given, the group has %d ranks", len(counts), size)}
-	}
-	p := make([]int, len(g.slots))
-	for r := range size {
-		p[r] = each
-		if counts != nil {
-			p[r] = counts[r] * dt.Size()
-		}
-	}
-	return p, nil
 }
