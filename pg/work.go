@@ -77,8 +77,8 @@ func (g *Group) Start(call *collectives.Call) (*Work, error) {
 		w.finish(err)
 		return w, nil
 	}
-	if err := g.lost(); err != nil {
-		w.finish(err)
+	if e := g.lost(); e != nil {
+		w.finish(e)
 		return w, nil
 	}
 	if g.ended != nil {
