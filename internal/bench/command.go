@@ -1,0 +1,272 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/serry-project/serry/internal/faultpoint"
+
+	"github.com/spf13/cobra"
+)
+
+// Command is `serry bench`.
+func Command() *cobra.Command {
+	c := &command{}
+	root := &cobra.Command{
+		Use:   "bench",
+		Short: "measure serry on this machine",
+		Long: `Measure serry on this machine. Every rank is a process of its own, started by this one and ended with it.
+
+Times are written with their median, 99th percentile, mean and maximum. Where the project asks for a time, the
+result is held against it; a time that is missed changes no exit code, because a busy machine misses it too. A
+promise that is not kept (a wrong result, a hang, a wrong rank blamed) is a violation, and the exit code is 1.`,
+		Args: cobra.NoArgs,
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&c.json, "json", "", "write the result as JSON to this file (-: stdout, instead of the table)")
+	f.BoolVarP(&c.quiet, "quiet", "q", false, "no progress on stderr")
+	f.StringVar(&c.o.Profile, "profile", "", "write a CPU profile of each rank into this directory (allreduce, ep)")
+	f.StringVar(&c.o.Keep, "keep", "", "write what ranks said, and their goroutines, into this directory when something goes wrong")
+	root.AddCommand(c.allreduce(), c.ep(), c.failover(), c.join(), c.idle(), c.all(), rankCommand())
+	return root
+}
+
+// rankCommand is what a process of a measurement runs.
+func rankCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rank JSON", Hidden: true, Args: cobra.ExactArgs(1), SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return Rank(context.Background(), args[0], os.Stdin, os.Stdout)
+		},
+	}
+}
+
+type command struct {
+	o     Options
+	json  string
+	quiet bool
+}
+
+// sub makes a subcommand that runs one measurement, or several.
+func (c *command) sub(use, short, long string, run func(ctx context.Context) ([]*Result, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd.SilenceUsage = true
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			path := strings.Fields(cmd.Parent().CommandPath())[1:]
+			c.o.Self = append(append([]string{exe}, path...), "rank")
+			if !c.quiet {
+				c.o.Progress = cmd.ErrOrStderr()
+			}
+			rs, err := run(ctx)
+			if err != nil && ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			if err != nil {
+				return err
+			}
+			return c.finish(cmd.OutOrStdout(), rs, use == "all")
+		},
+	}
+}
+
+func (c *command) finish(w io.Writer, rs []*Result, all bool) error {
+	var doc any = rs
+	if !all {
+		doc = rs[0]
+	}
+	if c.json != "-" {
+		for i, r := range rs {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			r.print(w)
+		}
+		if all {
+			fmt.Fprintln(w)
+			printBars(w, rs)
+		}
+	}
+	if c.json != "" {
+		if err := writeJSON(c.json, w, doc); err != nil {
+			return err
+		}
+	}
+	for _, r := range rs {
+		if len(r.Violations) > 0 {
+			return ErrViolations
+		}
+	}
+	return nil
+}
+
+func single(r *Result, err error) ([]*Result, error) { return []*Result{r}, err }
+
+func (c *command) allreduce() *cobra.Command {
+	cfg := AllReduceDefaults()
+	cmd := c.sub("allreduce", "time all_reduce", `Time an all_reduce of int64, as each rank sees it: between barriers that are not timed, out of place and in place
+in turn; then one after another. Asked for: 2 ranks, 8 bytes, median at most 1 µs.`,
+		func(ctx context.Context) ([]*Result, error) { return single(AllReduce(ctx, c.o, cfg)) })
+	f := cmd.Flags()
+	f.IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
+	bytes := size(cfg.Bytes)
+	f.Var(&bytes, "bytes", "length of the buffers")
+	f.IntVar(&cfg.N, "n", cfg.N, "number of calls of each kind")
+	links(cmd, &cfg.Links)
+	cmd.PreRun = func(*cobra.Command, []string) { cfg.Bytes = int(bytes) }
+	return cmd
+}
+
+func links(cmd *cobra.Command, s *string) {
+	cmd.Flags().StringVar(s, "links", *s, "auto: shared memory; tcp: sockets only")
+}
+
+func shapeFlags(cmd *cobra.Command, s *shape) {
+	f := cmd.Flags()
+	f.IntVar(&s.Tokens, "tokens", s.Tokens, "tokens of each rank in a step")
+	f.IntVar(&s.Hidden, "hidden", s.Hidden, "f32 elements of a token")
+	f.IntVar(&s.TopK, "topk", s.TopK, "experts of a token")
+	f.IntVar(&s.Experts, "experts", s.Experts, "number of experts")
+	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each expert")
+}
+
+func (c *command) ep() *cobra.Command {
+	cfg := EPDefaults()
+	cmd := c.sub("ep", "time dispatch and combine", `Time dispatch and combine, as each rank sees them, between barriers that are not timed. The experts give back what
+they get. Asked for: with the defaults, median at most 100 µs.`,
+		func(ctx context.Context) ([]*Result, error) { return single(EP(ctx, c.o, cfg)) })
+	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
+	cmd.Flags().IntVar(&cfg.N, "n", cfg.N, "number of steps")
+	links(cmd, &cfg.Links)
+	shapeFlags(cmd, &cfg.Shape)
+	return cmd
+}
+
+func (c *command) failover() *cobra.Command {
+	cfg := FailoverDefaults()
+	bytes, points := size(cfg.Resident), "all"
+	cmd := c.sub("failover", "kill ranks and time the pause of the others", `Kill ranks while all run steps: a Boundary, an expert-parallel step, an all_reduce or all_gather. The victim kills
+itself with SIGKILL at a named point of the code, half of the times in dispatch or combine, after it has touched
+--resident bytes, which the kernel has to take back. The pause is from the kill until the last survivor has
+completed its first step without the dead rank. A replacement is let in before the next kill.
+
+It needs a binary that can die at these points: go build -tags faultpoint ./cmd/serry. Asked for: with the
+defaults, no pause longer than 50 ms. Violations: a wrong result, survivors that differ, a wrong rank blamed, a
+hang (5 s), a replacement that is not let in.
+
+Points: `+strings.Join(FailoverPoints(), ", "),
+		func(ctx context.Context) ([]*Result, error) { return single(Failover(ctx, c.o, cfg)) })
+	f := cmd.Flags()
+	f.IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
+	f.IntVar(&cfg.Kills, "kills", cfg.Kills, "number of kills")
+	f.Var(&bytes, "resident", "memory of the victim")
+	f.StringVar(&points, "points", points, "where to die: all, or points separated by commas")
+	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "chooses the order of the points")
+	links(cmd, &cfg.Links)
+	shapeFlags(cmd, &cfg.Shape)
+	cmd.PreRun = func(*cobra.Command, []string) {
+		cfg.Resident = int64(bytes)
+		if points != "all" {
+			cfg.Points = strings.Split(points, ",")
+		}
+	}
+	return cmd
+}
+
+func (c *command) join() *cobra.Command {
+	cfg := JoinDefaults()
+	cmd := c.sub("join", "time how a replacement comes in", `Kill a rank, start a process for its place, and time that from its call of Join to the end of its first step. The
+others run steps all the time. Asked for: 99th percentile at most 200 ms.`,
+		func(ctx context.Context) ([]*Result, error) { return single(Join(ctx, c.o, cfg)) })
+	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
+	cmd.Flags().IntVar(&cfg.N, "n", cfg.N, "number of replacements")
+	links(cmd, &cfg.Links)
+	shapeFlags(cmd, &cfg.Shape)
+	return cmd
+}
+
+func (c *command) idle() *cobra.Command {
+	cfg := IdleDefaults()
+	cmd := c.sub("idle", "add up what ranks cost that do nothing", `Add up the processor time of ranks that have joined and opened an expert-parallel buffer, and do nothing. Asked for:
+4 ranks, 10 s, less than 100 ms in all.`,
+		func(ctx context.Context) ([]*Result, error) { return single(Idle(ctx, c.o, cfg)) })
+	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
+	cmd.Flags().DurationVar(&cfg.For, "for", cfg.For, "how long to watch")
+	links(cmd, &cfg.Links)
+	return cmd
+}
+
+func (c *command) all() *cobra.Command {
+	part := 1.0
+	cmd := c.sub("all", "everything that the project asks a time for", `Run every measurement with its defaults and list what was asked for and what was measured.`,
+		func(ctx context.Context) ([]*Result, error) { return All(ctx, c.o, part) })
+	cmd.Flags().Float64Var(&part, "part", part, "this part of the calls, kills and replacements, for a quick look (0 to 1)")
+	return cmd
+}
+
+// All runs every measurement with a part of its default number of samples. What this binary cannot run is skipped.
+func All(ctx context.Context, o Options, part float64) ([]*Result, error) {
+	if part <= 0 || part > 1 {
+		return nil, fmt.Errorf("bench: --part %v: want more than 0, at most 1", part)
+	}
+	n := func(n int) int { return max(1, int(float64(n)*part)) }
+	a, e, f, j := AllReduceDefaults(), EPDefaults(), FailoverDefaults(), JoinDefaults()
+	a.N, e.N, f.Kills, j.N = n(a.N), n(e.N), n(f.Kills), n(j.N)
+	var rs []*Result
+	for _, run := range []func() (*Result, error){
+		func() (*Result, error) { return AllReduce(ctx, o, a) },
+		func() (*Result, error) { return EP(ctx, o, e) },
+		func() (*Result, error) {
+			if !faultpoint.Enabled {
+				r := newResult("failover", f, "%d ranks, %d kills", f.Ranks, f.Kills)
+				r.Skipped = ErrNoFaultpoints.Error()
+				return r, nil
+			}
+			return Failover(ctx, o, f)
+		},
+		func() (*Result, error) { return Join(ctx, o, j) },
+		func() (*Result, error) { return Idle(ctx, o, IdleDefaults()) },
+	} {
+		r, err := run()
+		if err != nil {
+			return nil, err
+		}
+		rs = append(rs, r)
+	}
+	return rs, nil
+}
+
+// size is a flag: a number of bytes, with KiB, MiB or GiB if wanted.
+type size int64
+
+func (s *size) String() string { return strings.ReplaceAll(sizeText(int64(*s)), " ", "") }
+
+func (s *size) Type() string { return "bytes" }
+
+func (s *size) Set(text string) error {
+	unit := int64(1)
+	for name, u := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
+		if rest, ok := strings.CutSuffix(text, name); ok {
+			text, unit = strings.TrimSpace(rest), u
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSuffix(text, "B"), 10, 64)
+	if err != nil || n < 0 || n > 1<<40/unit {
+		return errors.New("want a number of bytes, such as 8, 64KiB, 256MiB or 1GiB")
+	}
+	*s = size(n * unit)
+	return nil
+}
