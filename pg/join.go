@@ -184,6 +184,9 @@ func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) err
 	if err := w.connect(ctx, view.Members, true); err != nil {
 		return err
 	}
+	if err := w.share(ctx, view.Members); err != nil {
+		return err
+	}
 	w.inc = 1
 	err = w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
 	if err == nil {
@@ -229,25 +232,7 @@ func memberOf(slot int, addr []byte) (m fault.Member, err error) {
 
 // connect links to all the others: of two founders the higher slot dials; a newcomer dials all.
 func (w *World) connect(ctx context.Context, ms []fault.Member, founding bool) error {
-	lowest := true
-	local := 1
-	for _, m := range ms {
-		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
-			continue
-		}
-		if m.Host == w.mesh.Host() {
-			local++
-			lowest = lowest && founding && m.Slot > w.slot
-		}
-	}
-	shared := w.cfg.Links != "tcp"
-	if shared && lowest {
-		if err := w.mesh.MakeWords(); err != nil {
-			return err
-		}
-	}
 	eg, ectx := errgroup.WithContext(ctx)
-	var mu sync.Mutex
 	for _, m := range ms {
 		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
 			continue
@@ -257,46 +242,82 @@ func (w *World) connect(ctx context.Context, ms []fault.Member, founding bool) e
 			if founding && m.Slot > w.slot {
 				link = w.mesh.Await
 			}
-			p, err := link(ectx, m.Addr)
-			if err != nil {
+			if _, err := link(ectx, m.Addr); err != nil {
 				return fmt.Errorf("rank %d: %w", m.Slot, err)
-			}
-			if m.Inc != 0 {
-				mu.Lock()
-				w.members[m.ID] = p
-				mu.Unlock()
 			}
 			return nil
 		})
 	}
-	if err := eg.Wait(); err != nil {
-		return err
-	}
-	if !shared {
-		w.words = make([]byte, collectives.WordsBytes)
-	} else {
-		b, err := w.mesh.Words(ctx)
-		if err != nil {
-			return err
+	return eg.Wait()
+}
+
+// reach links to those who came in with us, whom nobody could tell us of before. One that cannot be reached for good has
+// ended: the others see that.
+func (w *World) reach(ctx context.Context, ms []fault.Member) {
+	var wg sync.WaitGroup
+	for _, m := range ms {
+		if m.Nonce == fault.Nonce(w.mesh.Nonce()) || w.find(m.Nonce) != nil {
+			continue
 		}
-		w.words = b
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				_, err := w.mesh.Connect(cctx, m.Addr)
+				late := cctx.Err() != nil
+				cancel()
+				if err == nil {
+					return
+				}
+				w.log.Info("one who joins too cannot be reached", "rank", m.Slot, "err", err)
+				if !late {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// share gets the shared words of this host: those that it has, or new ones made by the lowest of those who need some.
+func (w *World) share(ctx context.Context, ms []fault.Member) error {
+	local := 1
+	for _, m := range ms {
+		if m.Host == w.mesh.Host() && m.Nonce != fault.Nonce(w.mesh.Nonce()) {
+			local++
+		}
 	}
 	w.canSpin = local <= host.Cores()
-	return nil
+	if w.cfg.Links == "tcp" {
+		w.words = make([]byte, collectives.WordsBytes)
+		return nil
+	}
+	for {
+		lowest := true
+		for _, m := range ms {
+			p := w.find(m.Nonce)
+			lowest = lowest && (m.Host != w.mesh.Host() || m.Slot >= w.slot || p == nil || p.Dead())
+		}
+		// Who has words has passed them on in the handshake: if there are none now, nobody has any.
+		some, cancel := context.WithTimeout(ctx, time.Millisecond)
+		b, err := w.mesh.Words(some)
+		cancel()
+		switch {
+		case err == nil:
+			w.words = b
+			return nil
+		case ctx.Err() != nil:
+			return err
+		case lowest:
+			_ = w.mesh.MakeWords() // fails if some come at the same moment
+		}
+	}
 }
 
 // begin makes the groups and starts the machine, on the loop.
 func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group, opts map[uint64]groupOptions) error {
 	res := make(chan error, 1)
 	w.mu.Lock()
-	for _, m := range view.Members {
-		if m.Inc == 1 || w.members[m.ID] != nil || m.Slot == w.slot {
-			continue
-		}
-		if p := w.find(m.Nonce); p != nil {
-			w.members[m.ID] = p
-		}
-	}
+	w.learn(&view)
 	w.view = view
 	w.mu.Unlock()
 	w.agent.Start(fault.Config{
@@ -308,6 +329,9 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 			slots := fg.Slots.Slots()
 			if x, ok := opts[fg.ID]; ok {
 				o = x.opts
+			} else if fg.ID != worldID { // the members have closed it
+				w.agent.Post(fault.Dropped{Group: fg.ID})
+				continue
 			}
 			if err = w.add(fg, slots, o, &view); err != nil {
 				break
@@ -453,6 +477,10 @@ func (w *World) ask(ctx context.Context, p *mesh.Peer, me fault.Member, answers 
 func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome) error {
 	faultpoint.Hit(faultpoint.JoinWelcome)
 	w.slot, w.inc = m.Self.Slot, m.Self.Inc
+	w.reach(ctx, m.View.Members)
+	if err := w.share(ctx, m.View.Members); err != nil {
+		return err
+	}
 	opts, user, err := decodeAttach(m.Attach)
 	if err != nil {
 		return err
