@@ -12,7 +12,7 @@ func (m *Model) FlipBit(layer, e int) error {
 	if !m.HasExpert(layer, e) {
 		return fmt.Errorf("layer %d, expert %d: %w", layer, e, ErrNotResident)
 	}
-	w := &m.layers[layer].experts[e].Load().up.w[0]
+	w := &m.layers[layer].experts[e].Load().up.w[0][0]
 	*w = math.Float32frombits(math.Float32bits(*w) ^ 1<<23)
 	return nil
 }
