@@ -1,0 +1,103 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/serry-project/serry/internal/faultpoint"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAllReduce(t *testing.T) {
+	for _, c := range []AllReduceConfig{
+		{Ranks: 2, Bytes: 8, Links: "auto", N: 200},
+		{Ranks: 3, Bytes: 4096, Links: "tcp", N: 20},
+		{Ranks: 1, Bytes: 3 << 20, Links: "auto", N: 5},
+	} {
+		t.Run(fmt.Sprintf("%s/%d", c.Links, c.Ranks), func(t *testing.T) {
+			r, err := AllReduce(t.Context(), options(t), c)
+			clean(t, r, err)
+			for _, name := range []string{rowApart, rowInPlace, rowBack} {
+				require.EqualValues(t, c.Ranks*c.N, r.row(t, name).Count)
+			}
+			if c.Bytes == 8 {
+				require.Len(t, r.Bars, 1)
+				require.Equal(t, r.Bars[0].OK, r.Bars[0].Measured <= time.Microsecond)
+			} else {
+				require.Empty(t, r.Bars)
+			}
+		})
+	}
+}
+
+func TestEP(t *testing.T) {
+	c := EPDefaults()
+	c.N = 50
+	r, err := EP(t.Context(), options(t), c)
+	clean(t, r, err)
+	require.EqualValues(t, 200, r.row(t, rowStep).Count)
+	require.Len(t, r.Bars, 1)
+	c = EPConfig{Ranks: 3, Links: "tcp", N: 5, Shape: shape{Tokens: 3, Hidden: 5, TopK: 4, Experts: 5, Replicas: 2}}
+	r, err = EP(t.Context(), options(t), c)
+	clean(t, r, err)
+	require.Empty(t, r.Bars)
+}
+
+func TestIdle(t *testing.T) {
+	c := IdleDefaults()
+	c.For = 100 * time.Millisecond
+	r, err := Idle(t.Context(), options(t), c)
+	clean(t, r, err)
+	require.Len(t, r.Notes, 5)
+}
+
+func TestJoin(t *testing.T) {
+	c := JoinDefaults()
+	c.N = 2
+	r, err := Join(t.Context(), options(t), c)
+	clean(t, r, err)
+	require.EqualValues(t, 2, r.row(t, "Join to first step").Count)
+	require.GreaterOrEqual(t, r.row(t, "process start to first step").Max, r.row(t, "Join to first step").Max)
+}
+
+func TestFailoverNeedsPoints(t *testing.T) {
+	if faultpoint.Enabled {
+		t.Skip("this binary has them")
+	}
+	_, err := Failover(t.Context(), options(t), FailoverDefaults())
+	require.ErrorIs(t, err, ErrNoFaultpoints)
+	require.ErrorContains(t, err, "go build -tags faultpoint ./cmd/serry")
+}
+
+func TestBadNumbersAreRefused(t *testing.T) {
+	o, ctx := options(t), context.Background()
+	for name, err := range map[string]func() error{
+		"bytes": func() error {
+			_, err := AllReduce(ctx, o, AllReduceConfig{Ranks: 2, Bytes: 9, N: 1})
+			return err
+		},
+		"ranks": func() error {
+			_, err := AllReduce(ctx, o, AllReduceConfig{Bytes: 8, N: 1})
+			return err
+		},
+		"topk":  func() error { c := EPDefaults(); c.Shape.TopK = 17; _, err := EP(ctx, o, c); return err },
+		"join":  func() error { c := JoinDefaults(); c.Ranks = 2; _, err := Join(ctx, o, c); return err },
+		"for":   func() error { _, err := Idle(ctx, o, IdleConfig{Ranks: 1}); return err },
+		"kills": func() error { c := FailoverDefaults(); c.Kills = 0; return c.check() },
+		"point": func() error { c := FailoverDefaults(); c.Points = []string{"join.hello"}; return c.check() },
+		"part":  func() error { _, err := All(ctx, o, 2); return err },
+	} {
+		require.ErrorContains(t, err(), "bench: ", name)
+	}
+}
+
+// A rank that cannot start ends the measurement with what it said.
+func TestRankFails(t *testing.T) {
+	c := AllReduceConfig{Ranks: 2, Bytes: 8, Links: "string", N: 1}
+	_, err := AllReduce(t.Context(), options(t), c)
+	require.ErrorContains(t, err, "ended")
+	require.ErrorContains(t, err, "string")
+}
