@@ -33,6 +33,7 @@ type Config struct {
 	ArenaBytes int64  // shared memory of this process for slots (default 64 MiB)
 	Listen     string // address or interface to listen on (default: that of the route to Via)
 	Via        string // "host:port" of the rendezvous
+	SocketDir  string // for unix sockets where a host's processes share no network namespace (default: abstract names)
 	Retain     int    // bytes up to which a result is kept for others instead of an extra hop (default 64 KiB)
 
 	HeartbeatEvery, HeartbeatLimit time.Duration // defaults 100 ms, 1 s

@@ -30,6 +30,7 @@ func FromEnv(ctx context.Context) (Config, error) {
 	}
 	cfg.ArenaBytes, _ = knob.ShmBytes.Get()
 	cfg.Listen, _ = knob.SocketIfname.Get()
+	cfg.SocketDir, _ = knob.SocketDir.Get()
 	cfg.HeartbeatEvery, _ = knob.Heartbeat.Get()
 	cfg.HeartbeatLimit, _ = knob.HeartbeatLimit.Get()
 	if n, _ := knob.RetainBytes.Get(); n > 0 {

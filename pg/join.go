@@ -75,7 +75,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	w.cfg.Capacity = id.capacity
 	w.mesh, err = mesh.Open(ctx, mesh.Config{
 		World: id.world, Key: id.key[:], Name: fmt.Sprintf("rank %d", cfg.Rank), Links: cfg.Links, Arena: cfg.ArenaBytes,
-		Listen: cfg.Listen, Via: cfg.Via, HeartbeatEvery: cfg.HeartbeatEvery, HeartbeatLimit: cfg.HeartbeatLimit,
+		Listen: cfg.Listen, Via: cfg.Via, SocketDir: cfg.SocketDir, HeartbeatEvery: cfg.HeartbeatEvery, HeartbeatLimit: cfg.HeartbeatLimit,
 		NoChecksum: cfg.NoChecksum, Wrap: cfg.Wrap, Log: cfg.Log,
 	})
 	if err != nil {
