@@ -27,6 +27,9 @@ type attempt struct {
 func (m *Machine) drive() bool {
 	m.askAbout()
 	m.driveBlame()
+	if m.t >= m.standDown {
+		m.unlinked = ""
+	}
 	drop, fails := m.judge()
 	work := len(drop) > 0 || len(fails) > 0 || m.promised != (Ballot{})
 	switch {
@@ -219,7 +222,7 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 		}
 	}
 	undecided := m.linkAt != 0 && m.t-m.linkAt < m.cfg.HeartbeatLimit/4 && len(drop)+len(fails) == 0
-	if undecided || m.worthWaiting(a, drop, own) {
+	if undecided || m.worthWaiting(a, own) {
 		m.beat(a)
 		return false
 	}
@@ -282,16 +285,16 @@ func (m *Machine) overdue(missing Set, drop []suspicion) (found bool) {
 	return found
 }
 
-// worthWaiting says that one who lives may still tell us something: for a moment anybody, and up to the heartbeat limit
-// one that we do not hear and another does.
-func (m *Machine) worthWaiting(a *attempt, drop []suspicion, own Set) bool {
+// worthWaiting says that one who lives may still tell us something: for a moment anybody; and for longer one that still
+// hears a member that we do not hear, as the silence of one that is dead is not noticed by all at the same time.
+func (m *Machine) worthWaiting(a *attempt, own Set) bool {
 	for _, p := range m.view.Members {
 		if !own.Has(p.Slot) && !m.isDead(p.ID) && !m.isSilent(p.ID) && m.t-a.from < m.cfg.BallotTimeout {
 			return true
 		}
 	}
-	for _, s := range drop {
-		if s.Kind == kSilent && !m.waited(s.ID.Slot) && m.heardBy(s.ID.Slot) {
+	for _, s := range a.prep.Suspects {
+		if s.Kind == kSilent && m.t-a.from < m.cfg.HeartbeatLimit/4 && m.isSilent(s.ID) && m.heardBy(s.ID.Slot) {
 			return true
 		}
 	}
@@ -309,6 +312,9 @@ func (m *Machine) stepBack(s suspicion, drop []suspicion) {
 // propose asks for the value to be accepted.
 func (m *Machine) propose(v Value) {
 	a := m.att
+	if m.cfg.bug == bugAnyAccept && a.best == (Ballot{}) {
+		v.Why = fmt.Sprintf("ballot %v", a.ballot) // or the values of two ballots are often the same
+	}
 	a.asking, a.value = true, v
 	a.beat = m.t + 5*m.cfg.BallotTimeout
 	for _, p := range m.view.Members {
@@ -417,6 +423,11 @@ func (m *Machine) due() (at Time) {
 	}
 	if m.linkAt != 0 && m.t < m.linkAt+m.cfg.HeartbeatLimit/4 {
 		by(m.linkAt + m.cfg.HeartbeatLimit/4)
+	}
+	for _, id := range m.silent {
+		if t := m.muteAt[id] + m.cfg.HeartbeatLimit; m.t < t && m.member(id) != nil {
+			by(t)
+		}
 	}
 	by(m.blame.due())
 	by(m.growth.due(m))

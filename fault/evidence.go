@@ -27,6 +27,7 @@ func (m *Machine) onSilent(id ID) {
 		return // of our own host the kernel tells us
 	}
 	m.silent = append(m.silent, id)
+	m.muteAt[id] = m.t
 }
 
 func (m *Machine) onHeard(id ID) {
@@ -227,7 +228,7 @@ func (m *Machine) judge() (drop []suspicion, fails []failing) {
 	}
 	// One that we do not hear, and others still do after all this time, lives: it is our link that is broken.
 	for s := all[0].Silent.Next(0); s >= 0; s = all[0].Silent.Next(s + 1) {
-		if m.att != nil && m.waited(s) && m.heardBy(s) {
+		if m.heardBy(s) && m.t >= m.muteAt[m.at(s).ID]+m.cfg.HeartbeatLimit {
 			x := silent[s]
 			x.Add(m.self.Slot)
 			silent[s] = x
@@ -295,9 +296,10 @@ func (m *Machine) counts(s suspicion, by ID, ours bool, silent map[int]Set) bool
 	case kLeft, kAbort, kLink:
 		return s.ID == by
 	case kSilent:
-		// If it says itself that it does not hear us, it lives: a broken link, on which the working links decide.
-		r, ok := silent[s.ID.Slot]
-		return ours && !(ok && r.Has(m.self.Slot))
+		// If it says itself that it does not hear us, or others hear it, then it lives: a broken link, on which the working
+		// links decide.
+		r := silent[s.ID.Slot]
+		return ours && !r.Has(m.self.Slot) && !m.heardBy(s.ID.Slot)
 	case kLate:
 		if m.att == nil {
 			return true
@@ -322,17 +324,12 @@ func (m *Machine) waited(slot int) bool {
 	return ok && m.t-since >= m.cfg.HeartbeatLimit
 }
 
-// heardBy says that somebody of another host who answers us hears a member.
+// heardBy says that somebody of another host, whom we hear, hears a member.
 func (m *Machine) heardBy(slot int) bool {
-	for _, v := range m.att.promises {
-		q := m.member(v.from)
-		if v.from == m.self || q == nil || q.Host == m.at(slot).Host {
-			continue
-		}
-		for _, r := range m.told {
-			if r.From == v.from && !r.Silent.Has(slot) {
-				return true
-			}
+	for _, r := range m.told {
+		p, q := m.at(slot), m.member(r.From)
+		if q != nil && q.Slot != slot && q.Host != p.Host && !r.Silent.Has(slot) && !m.isSilent(q.ID) && !m.isDead(q.ID) {
+			return true
 		}
 	}
 	return false

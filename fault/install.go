@@ -153,6 +153,11 @@ func (m *Machine) newEpoch() {
 	m.proof = slices.DeleteFunc(m.proof, gone)
 	m.rumour = slices.DeleteFunc(m.rumour, gone)
 	m.silent = slices.DeleteFunc(m.silent, gone)
+	for id := range m.muteAt {
+		if !m.isSilent(id) {
+			delete(m.muteAt, id)
+		}
+	}
 	m.asks = slices.DeleteFunc(m.asks, func(v vouching) bool { return gone(v.about) || gone(v.by) })
 }
 

@@ -48,6 +48,7 @@ type Machine struct {
 	proof    []ID // members of this host that the kernel says are dead
 	rumour   []ID // dead by the proof of others
 	silent   []ID
+	muteAt   map[ID]Time // since when a silent one is; read by key only
 	leaving  bool
 	abort    string // why this rank asks to be dropped
 	fails    []failing
@@ -102,7 +103,7 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 	}
 	m := &Machine{
 		cfg: cfg, self: cfg.Self, first: cfg.View.Epoch, last: now, t: 1,
-		unanswered: map[int]Time{}, caught: map[ID]uint64{},
+		unanswered: map[int]Time{}, caught: map[ID]uint64{}, muteAt: map[ID]Time{},
 	}
 	m.view = cloneView(cfg.View)
 	m.view.Incs = incsOf(m.view.Incs, m.view.Members)

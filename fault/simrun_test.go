@@ -208,11 +208,25 @@ func simulate(seed uint64, b bug, trace bool) *world {
 	return w
 }
 
-// rest checks that once faults have stopped the living go on.
+// rest checks that once faults have stopped the living go on, some time.
 func (w *world) rest() {
-	if len(w.fails) > 0 {
-		return
+	for range 4 {
+		if len(w.fails) > 0 {
+			return
+		}
+		if len(w.unsettled()) == 0 {
+			return
+		}
+		w.run(w.now + 10*simHL)
 	}
+	for _, s := range w.unsettled() {
+		w.bad("%s", s)
+	}
+}
+
+// unsettled says what is not as it should be after the last fault.
+func (w *world) unsettled() (what []string) {
+	bad := func(f string, a ...any) { what = append(what, fmt.Sprintf(f, a...)) }
 	var newest *View
 	for _, p := range w.procs {
 		if p.m != nil && !p.dead && (newest == nil || p.m.view.Epoch > newest.Epoch) {
@@ -220,39 +234,38 @@ func (w *world) rest() {
 		}
 	}
 	if newest == nil {
-		return
+		return nil
 	}
 	stuck := false // one that comes to no boundary any more keeps newcomers out
 	for _, x := range newest.Members {
 		p := w.find(x.ID)
 		stuck = stuck || p != nil && p.stuck
 	}
-	for _, p := range w.procs {
-		switch {
-		case p.m == nil && !p.dead && !stuck:
-			w.bad("pid %d still waits to join (slot %d)", p.pid, p.joinSlot)
-		case p.m == nil || p.dead: // gone
-		case p.m.view.Epoch != newest.Epoch:
-			w.bad("rank %v is in epoch %d, others in %d", p.id, p.m.view.Epoch, newest.Epoch)
-		case findMember(newest.Members, p.id) == nil:
-			w.bad("rank %v lives and is not in epoch %d, and does not know", p.id, newest.Epoch)
-		}
-	}
-	for _, x := range newest.Members {
-		if p := w.find(x.ID); p == nil || p.dead {
-			w.bad("rank %v is dead and in epoch %d", x.ID, newest.Epoch)
-		}
-	}
 	before := map[int]int{}
 	for _, p := range w.procs {
 		before[p.pid] = p.index
 	}
-	w.run(w.now + simHL*2)
+	w.run(w.now + 2*simHL)
 	for _, p := range w.procs {
-		if p.m != nil && !p.dead && !p.stuck && p.index == before[p.pid] {
-			w.bad("rank %v does not go on: busy %v group %d op %d boundary %v held %v at %d (of %d)", p.id, p.busy, p.group, p.seq, p.inBound, p.holding, p.holdAt, p.bound)
+		switch {
+		case p.m == nil && !p.dead && !stuck:
+			bad("pid %d still waits to join (slot %d)", p.pid, p.joinSlot)
+		case p.m == nil || p.dead: // gone
+		case p.m.view.Epoch != newest.Epoch:
+			bad("rank %v is in epoch %d, others in %d", p.id, p.m.view.Epoch, newest.Epoch)
+		case findMember(newest.Members, p.id) == nil:
+			bad("rank %v lives and is not in epoch %d, and does not know", p.id, newest.Epoch)
+		case !p.stuck && p.index == before[p.pid]:
+			bad("rank %v does not go on: busy %v group %d op %d boundary %v held %v at %d (of %d)",
+				p.id, p.busy, p.group, p.seq, p.inBound, p.holding, p.holdAt, p.bound)
 		}
 	}
+	for _, x := range newest.Members {
+		if p := w.find(x.ID); p == nil || p.dead {
+			bad("rank %v is dead and in epoch %d", x.ID, newest.Epoch)
+		}
+	}
+	return what
 }
 
 func TestSimulation(t *testing.T) {
@@ -300,7 +313,8 @@ func TestSimulation(t *testing.T) {
 
 // TestMutants breaks one rule at a time, and wants the simulation to see it.
 func TestMutants(t *testing.T) {
-	hint := map[bug]uint64{bugNoQuorum: 44, bugIgnoreAccepted: 445, bugNoRecheck: 475, bugNoProxyRead: 3787, bugNoWord: 423, bugAnyAccept: 5929}
+	hint := map[bug]uint64{bugNoQuorum: 18, bugIgnoreAccepted: 104, bugNoRecheck: 427, bugNoProxyRead: 101, bugNoWord: 64, bugNoClose: 10,
+		bugEarlyReopen: 239, bugAnyAccept: 1928, bugUnsure: 4, bugHalf: 50}
 	for b := bugNone + 1; b <= bugLast; b++ {
 		t.Run(b.String(), func(t *testing.T) {
 			seeds := []uint64{max(hint[b], 1)} // where it was seen last: the rest is for when the code has changed
