@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/serry-project/serry/ep/route"
 	"github.com/serry-project/serry/pg"
@@ -12,7 +13,11 @@ import (
 // FromGroup makes a Group of a process group, which has Options{Mode: pg.Raise, Pairs: true}.
 func FromGroup(g *pg.Group) Group { return &pgGroup{g: g} }
 
-type pgGroup struct{ g *pg.Group }
+type pgGroup struct {
+	g     *pg.Group
+	mu    sync.Mutex
+	spare []*pgPair
+}
 
 func (p *pgGroup) Rank() int      { return p.g.Rank() }
 func (p *pgGroup) Size() int      { return p.g.Size() }
@@ -35,25 +40,21 @@ func (p *pgGroup) ranks(set pg.Set) (r route.Ranks) {
 }
 
 func (p *pgGroup) StartPair(ctx context.Context, x *Exchange) (Pair, error) {
-	q := &pgPair{g: p}
-	var err error
-	q.p, err = p.g.StartPair(ctx, pgHalf(x))
+	q := p.pair()
+	pp, err := p.g.StartPair(ctx, q.half(0, x))
 	if err != nil {
+		p.free(q)
 		return nil, translate(err)
 	}
+	q.p = pp
 	return q, nil
-}
-
-// pgHalf is one half as pg wants it.
-func pgHalf(x *Exchange) *pg.Exchange {
-	return &pg.Exchange{
-		Version: x.Version, Sizes: x.Sizes, Fill: x.Fill, Digest: x.Digest,
-		Take: func(parts [][]byte) error { x.Take(parts); return nil },
-	}
 }
 
 // translate makes pg's errors ours, with pg's inside.
 func translate(err error) error {
+	if err == nil {
+		return nil
+	}
 	var l *pg.RankLost
 	switch {
 	case errors.As(err, &l):
@@ -64,15 +65,48 @@ func translate(err error) error {
 	return err
 }
 
+// pgPair is used again when it is over, so that a step allocates nothing.
 type pgPair struct {
-	g *pgGroup
-	p *pg.Pair
+	g    *pgGroup
+	p    *pg.Pair
+	give [2]pg.Exchange
+	take [2]func(parts [][]byte)
+}
+
+func (p *pgGroup) pair() *pgPair {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.spare); n > 0 {
+		q := p.spare[n-1]
+		p.spare = p.spare[:n-1]
+		return q
+	}
+	q := &pgPair{g: p}
+	for i := range q.give {
+		q.give[i].Take = func(parts [][]byte) error { q.take[i](parts); return nil }
+	}
+	return q
+}
+
+func (p *pgGroup) free(q *pgPair) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q.p, q.take = nil, [2]func([][]byte){}
+	p.spare = append(p.spare, q)
+}
+
+// half is one half as pg wants it.
+func (q *pgPair) half(i int, x *Exchange) *pg.Exchange {
+	e := &q.give[i]
+	e.Version, e.Sizes, e.Fill, e.Digest = x.Version, x.Sizes, x.Fill, x.Digest
+	q.take[i] = x.Take
+	return e
 }
 
 func (q *pgPair) Dispatched(ctx context.Context) error { return translate(q.p.Dispatched(ctx)) }
 
 func (q *pgPair) StartCombine(ctx context.Context, x *Exchange) error {
-	return translate(q.p.StartCombine(ctx, pgHalf(x)))
+	return translate(q.p.StartCombine(ctx, q.half(1, x)))
 }
 
 func (q *pgPair) Combined(ctx context.Context) (Result, error) {
@@ -80,7 +114,9 @@ func (q *pgPair) Combined(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, translate(err)
 	}
-	return Result{Seq: r.Seq, Epoch: r.Epoch, Active: q.g.ranks(r.Active)}, nil
+	res := Result{Seq: r.Seq, Epoch: r.Epoch, Active: q.g.ranks(r.Active)}
+	q.g.free(q)
+	return res, nil
 }
 
 // Abandon has nothing to do: after a RankLost pg has dropped the pair.

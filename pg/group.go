@@ -92,6 +92,7 @@ type Group struct {
 	seq     uint64
 	queue   []*Work
 	spare   []*Work
+	pairs   []*Pair // that are over
 	seen    *collectives.Version
 	pending []*RankLost   // losses that were not yet returned to anybody, oldest first
 	ended   error         // no operation is issued any more; those before the cut still complete

@@ -58,7 +58,7 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	if x.Version != 0 && x.Version != g.seen.Epoch {
 		return nil, ErrMoved
 	}
-	p := &Pair{g: g, w: g.get()}
+	p := g.pair()
 	p.half.Call = g.exchange(x)
 	p.half.Provisional = true
 	if err := g.comm.Start(&p.half, g.seq+1, g.seen); err != nil {
@@ -73,6 +73,18 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	g.queue = append(g.queue, w)
 	err := g.until(ctx, func() bool { return g.advance() }, func() bool { return p.half.Published() || w.done.Load() }, w)
 	return p, p.end(ctx, err)
+}
+
+// pair is a new one, or one that is over.
+func (g *Group) pair() *Pair {
+	if n := len(g.pairs); n > 0 {
+		p := g.pairs[n-1]
+		g.pairs = g.pairs[:n-1]
+		p.taken, p.combining, p.pubbed = false, false, false
+		p.w.recycle()
+		return p
+	}
+	return &Pair{g: g, w: &Work{g: g}}
 }
 
 func (g *Group) exchange(x *Exchange) collectives.Call {
@@ -170,7 +182,8 @@ func (p *Pair) StartCombine(ctx context.Context, x *Exchange) error {
 	return p.end(ctx, g.until(ctx, func() bool { return g.advance() }, func() bool { return p.w.op.Published() || p.w.done.Load() }, p.w))
 }
 
-// Combined waits until all active ranks have combined and the outcome is decided, and takes what is for us.
+// Combined waits until all active ranks have combined and the outcome is decided, and takes what is for us. When it has
+// returned without an error the Pair is over, and must not be used any more.
 func (p *Pair) Combined(ctx context.Context) (Result, error) {
 	if !p.combining && !p.w.done.Load() {
 		return Result{}, fmt.Errorf("%w: Combined before StartCombine", ErrOutOfStep)
@@ -186,7 +199,11 @@ func (p *Pair) Combined(ctx context.Context) (Result, error) {
 		}
 	}
 	err := g.until(ctx, func() bool { return p.step(&p.w.op, true) }, func() bool { return p.w.done.Load() }, p.w)
-	return p.w.res, p.end(ctx, err)
+	res := p.w.res
+	if err = p.end(ctx, err); err == nil {
+		g.pairs = append(g.pairs, p)
+	}
+	return res, err
 }
 
 // end turns what ended a wait into what the caller gets.
