@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/serry-project/serry/internal/launch"
+)
+
+const runHelp = `Starts N processes of a program as the ranks of one group, and serves the rendezvous where they find each other:
+torch.distributed's TCPStore at MASTER_ADDR and MASTER_PORT, and our own protocol on the same port.
+
+Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, the TORCHELASTIC_
+variables that torch reads, and SERRY_RENDEZVOUS. A rank that dies is started again as often as --max-restarts says, with
+SERRY_REJOIN set, so that it joins the group anew; the others go on. A rank that ends with exit code 0 is done.
+
+The exit code is 0 if all ranks ended with 0, or that of the first one that failed for good (128 + N for signal N), at
+the end, when the others are done too. Ctrl-C (also SIGTERM, SIGHUP) is passed on to all ranks, and the exit code is then
+130 (143, 129); what is left after --grace, or at the second Ctrl-C, is killed.
+
+On several hosts run the same command on each, with --nnodes, its own --node-rank and the --rdzv of node 0.`
+
+const runExample = `  serry run -n 4 -- ./worker --steps 100
+  serry run -n 8 --max-restarts 3 -- python train.py
+  serry run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29500 -- ./worker`
+
+type runFlags struct {
+	launch.Config
+	json, color string
+	tag, quiet  bool
+}
+
+func runCommand() *cobra.Command {
+	f := &runFlags{}
+	cmd := &cobra.Command{
+		Use:     "run [flags] [--] PROGRAM [ARGUMENT]...",
+		Short:   "Start the ranks of a group and keep them going",
+		Long:    runHelp,
+		Example: runExample,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.Command = args
+			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // flags after the program are the program's
+	flags.SortFlags = false
+	flags.IntVarP(&f.Ranks, "ranks", "n", 1, "ranks to start on this host")
+	flags.IntVar(&f.Nodes, "nnodes", 1, "hosts; run the same command on each")
+	flags.IntVar(&f.Node, "node-rank", 0, "number of this host, from 0")
+	flags.StringVar(&f.Rendezvous, "rdzv", "", "host:port where node 0 serves the rendezvous (default: a free port of\n"+
+		"127.0.0.1), or tcp://host:port of one that runs already")
+	flags.StringVar(&f.RunID, "run-id", "", "tells runs on one rendezvous apart (default random)")
+	flags.IntVar(&f.MaxRestarts, "max-restarts", 0, "how often a rank that failed is started again; -1 for no limit")
+	flags.DurationVar(&f.Backoff, "backoff", launch.DefaultBackoff, "pause before the first restart of a rank; it doubles")
+	flags.DurationVar(&f.BackoffMax, "backoff-max", launch.DefaultBackoffMax, "longest pause; a rank that lived longer starts over")
+	flags.BoolVar(&f.FailFast, "fail-fast", false, "end all ranks when one has failed for good")
+	flags.DurationVar(&f.Grace, "grace", launch.DefaultGrace, "from a signal that is passed on to SIGKILL")
+	flags.StringVar(&f.LogDir, "log-dir", "", "directory for the ranks' output, a file rank-N.log each")
+	flags.StringVar(&f.json, "json", "", "file for what happens to the ranks, as lines of JSON")
+	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; without, ranks write straight to our output")
+	flags.StringVar(&f.color, "color", "auto", "colour the marks: auto (on a terminal), always, never")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "no words of our own, no summary")
+	return cmd
+}
+
+func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
+	switch f.color {
+	case "auto":
+		f.Color = isTerminal(stdout)
+	case "always", "never":
+		f.Color = f.color == "always"
+	default:
+		return &exitCode{exitUsage, fmt.Errorf("--color %s: auto, always or never", f.color)}
+	}
+	if f.Ranks < 1 || f.Nodes < 1 {
+		return &exitCode{exitUsage, errors.New("-n and --nnodes are at least 1")}
+	}
+	f.Untagged, f.Env = !f.tag, os.Environ()
+	f.Stdout, f.Stderr = stdout, stderr
+	if f.tag {
+		mu := &sync.Mutex{} // one for both: they may be the same terminal
+		f.Stdout, f.Stderr = oneAtATime{mu, stdout}, oneAtATime{mu, stderr}
+	}
+	say := f.Stderr
+	if f.quiet {
+		say = io.Discard
+	}
+	f.Log = logger(f.Stderr)
+
+	onEvent := func(e launch.Event) { tell(say, e, f.MaxRestarts) }
+	if f.json != "" {
+		file, err := os.Create(f.json)
+		if err != nil {
+			return fmt.Errorf("--json: %w", err)
+		}
+		defer func() { _ = file.Close() }()
+		lines := launch.JSONLines(file, f.Log)
+		f.OnEvent = func(e launch.Event) { lines(e); onEvent(e) }
+	} else {
+		f.OnEvent = onEvent
+	}
+
+	s := catch()
+	defer s.release()
+	l, err := launch.New(s.ctx, f.Config)
+	if err != nil {
+		if sig := s.first(); sig != 0 {
+			return &exitCode{128 + int(sig), nil}
+		}
+		return err
+	}
+	s.deliver(l)
+	if err = l.StartAll(); err != nil {
+		_ = l.Wait()
+		return errors.Join(err, l.Close())
+	}
+	err = l.Wait()
+	if !f.quiet {
+		summary(say, l.Results())
+	}
+	_ = l.Linger(s.ctx) // a signal ends it
+	closeErr := l.Close()
+	var failed *launch.ExitError
+	if errors.As(err, &failed) {
+		return &exitCode{failed.Code, closeErr}
+	}
+	return errors.Join(err, closeErr)
+}
+
+// signals are those that this process gets, from before the ranks are there.
+type signals struct {
+	ctx    context.Context // ends with the first
+	cancel context.CancelFunc
+	got    chan os.Signal
+	done   chan struct{}
+	tasks  sync.WaitGroup
+
+	mu       sync.Mutex
+	launcher *launch.Launcher
+	all      []syscall.Signal
+}
+
+func catch() *signals {
+	s := &signals{got: make(chan os.Signal, 8), done: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	// A reader of our output that goes away must not end us by SIGPIPE: the ranks go on.
+	want := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		want = append(want, syscall.SIGHUP)
+	}
+	signal.Notify(s.got, want...)
+	s.tasks.Go(func() {
+		for {
+			select {
+			case sig := <-s.got:
+				if sig, ok := sig.(syscall.Signal); ok && sig != syscall.SIGPIPE {
+					s.take(sig)
+				}
+			case <-s.done:
+				return
+			}
+		}
+	})
+	return s
+}
+
+func (s *signals) take(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, sig)
+	s.cancel()
+	if s.launcher != nil {
+		s.launcher.Stop(sig)
+	}
+	if len(s.all) == 2 {
+		signal.Stop(s.got) // so that a third one ends us, should a rank not even die of SIGKILL
+	}
+}
+
+// deliver passes on to l what has come and what comes.
+func (s *signals) deliver(l *launch.Launcher) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.launcher = l
+	for _, sig := range s.all {
+		l.Stop(sig)
+	}
+}
+
+func (s *signals) first() syscall.Signal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.all) == 0 {
+		return 0
+	}
+	return s.all[0]
+}
+
+func (s *signals) release() {
+	signal.Stop(s.got)
+	close(s.done)
+	s.tasks.Wait()
+	s.cancel()
+}
+
+// tell says to a person what they could not see otherwise.
+func tell(w io.Writer, e launch.Event, most int) {
+	switch e.Kind {
+	case launch.Restarting:
+		of := ""
+		if most != launch.Unlimited {
+			of = fmt.Sprintf(" of %d", most)
+		}
+		fmt.Fprintf(w, "serry: rank %d: %s; restart %d%s in %v\n", e.Rank, howEnded(e.Code, e.Signal), e.Restarts, of, e.Delay)
+	case launch.GaveUp:
+		fmt.Fprintf(w, "serry: rank %d: %s; no restart is left\n", e.Rank, howEnded(e.Code, e.Signal))
+	case launch.Stopping:
+		fmt.Fprintf(w, "serry: stopping all ranks: %s\n", e.Reason)
+	}
+}
+
+func howEnded(code int, sig syscall.Signal) string {
+	if sig != 0 {
+		return "ended by " + launch.SignalName(sig)
+	}
+	return fmt.Sprintf("exit code %d", code)
+}
+
+func summary(w io.Writer, results []launch.Result) {
+	for _, r := range results {
+		restarts := fmt.Sprintf("%d restarts", r.Restarts)
+		if r.Restarts == 1 {
+			restarts = "1 restart"
+		}
+		how := "not started"
+		if r.Ended {
+			how = howEnded(r.Code, r.Signal)
+		}
+		fmt.Fprintf(w, "serry: rank %d: %s, %s, %v\n", r.Rank, how, restarts, r.Duration.Round(time.Millisecond))
+	}
+}
+
+// logger writes warnings as a person reads them: no time, since they concern what is on the screen around them.
+func logger(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0 && f.Name() != os.DevNull
+}
