@@ -1,0 +1,172 @@
+package proof
+
+import (
+	"encoding/binary"
+	"hash/crc64"
+	"math"
+	"slices"
+
+	"github.com/serry-project/serry/internal/dtype"
+)
+
+// The oracle computes results in the simplest way, from the contributors alone.
+
+var crcTable = crc64.MakeTable(crc64.ECMA)
+
+func sum(b []byte) uint64 { return crc64.Checksum(b, crcTable) }
+
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// input is what rank from gives to rank to (0 where all get the same).
+func (o *op) input(from, to, n int) []byte {
+	b := make([]byte, n*o.DType.Size())
+	h := mix(uint64(o.Step)<<32 | uint64(o.At)<<16 | uint64(from)<<8 | uint64(to))
+	for i := range n {
+		h = mix(h)
+		switch o.DType {
+		case dtype.F32:
+			binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(float32(int32(h))/(1<<29)))
+		case dtype.BF16:
+			binary.LittleEndian.PutUint16(b[2*i:], uint16(math.Float32bits(float32(int32(h))/(1<<29))>>16))
+		case dtype.I64:
+			binary.LittleEndian.PutUint64(b[8*i:], h)
+		default:
+			b[i] = byte(h)
+		}
+	}
+	return b
+}
+
+// pairInput is what one rank gives another in a half of a pair.
+func (o *op) pairInput(from, to int, combine bool) []byte {
+	p := *o
+	if combine {
+		p.At += 1000
+	}
+	return p.input(from, to, o.pairCount(from, to, combine))
+}
+
+// want is the result of the operation at a rank of its group, if the ranks in active contribute.
+func (o *op) want(rank, size int, active []int) []byte {
+	es := o.DType.Size()
+	var out []byte
+	switch o.Kind {
+	case "all_reduce":
+		out = make([]byte, o.N*es)
+		in := map[int][]byte{}
+		for _, r := range active {
+			in[r] = o.input(r, 0, o.N)
+		}
+		for i := range o.N {
+			o.reduce(out[i*es:(i+1)*es], func(r int) ([]byte, bool) {
+				b, ok := in[r]
+				if !ok {
+					return nil, false
+				}
+				return b[i*es : (i+1)*es], true
+			}, len(active))
+		}
+	case "broadcast":
+		out = o.input(o.Root, 0, o.N)
+	case "all_gather":
+		for r := range size {
+			b := make([]byte, o.count(r, 0)*es)
+			if slices.Contains(active, r) {
+				b = o.input(r, 0, o.count(r, 0))
+			}
+			out = append(out, b...)
+		}
+	case "all_to_all":
+		for r := range size {
+			b := make([]byte, o.count(r, rank)*es)
+			if slices.Contains(active, r) {
+				b = o.input(r, rank, o.count(r, rank))
+			}
+			out = append(out, b...)
+		}
+	case "pair":
+		for _, combine := range []bool{false, true} {
+			for _, r := range active {
+				out = append(out, o.pairInput(r, rank, combine)...)
+			}
+		}
+	}
+	return out
+}
+
+// reduce is the fixed binary tree over rank numbers; a rank that is absent is skipped.
+func (o *op) reduce(dst []byte, at func(int) ([]byte, bool), n int) {
+	le := binary.LittleEndian
+	switch o.DType {
+	case dtype.I64:
+		var tree func(lo, hi int) (int64, bool)
+		tree = func(lo, hi int) (int64, bool) {
+			if hi-lo == 1 {
+				b, ok := at(lo)
+				if !ok {
+					return 0, false
+				}
+				return int64(le.Uint64(b)), true
+			}
+			a, okA := tree(lo, (lo+hi)/2)
+			b, okB := tree((lo+hi)/2, hi)
+			switch {
+			case !okA:
+				return b, okB
+			case !okB:
+				return a, okA
+			case o.Reduce == dtype.Max:
+				return max(a, b), true
+			}
+			return a + b, true
+		}
+		x, _ := tree(0, slots)
+		if o.Reduce == dtype.Avg {
+			x /= int64(n)
+		}
+		le.PutUint64(dst, uint64(x))
+	default:
+		get := func(b []byte) float32 {
+			if o.DType == dtype.BF16 {
+				return math.Float32frombits(uint32(le.Uint16(b)) << 16)
+			}
+			return math.Float32frombits(le.Uint32(b))
+		}
+		var tree func(lo, hi int) (float32, bool)
+		tree = func(lo, hi int) (float32, bool) {
+			if hi-lo == 1 {
+				b, ok := at(lo)
+				if !ok {
+					return 0, false
+				}
+				return get(b), true
+			}
+			a, okA := tree(lo, (lo+hi)/2)
+			b, okB := tree((lo+hi)/2, hi)
+			switch {
+			case !okA:
+				return b, okB
+			case !okB:
+				return a, okA
+			case o.Reduce == dtype.Max:
+				return max(a, b), true
+			}
+			return a + b, true
+		}
+		x, _ := tree(0, slots)
+		if o.Reduce == dtype.Avg {
+			x /= float32(n)
+		}
+		if o.DType == dtype.BF16 {
+			u := math.Float32bits(x)
+			le.PutUint16(dst, uint16((u+0x7fff+u>>16&1)>>16))
+			return
+		}
+		le.PutUint32(dst, math.Float32bits(x))
+	}
+}

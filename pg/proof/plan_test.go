@@ -1,0 +1,202 @@
+package proof
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/serry-project/serry/collectives"
+	"github.com/serry-project/serry/internal/dtype"
+)
+
+// The program is drawn from a seed, alike on all ranks: steps of moves, each the start, the end or the whole of an
+// operation of one group.
+
+const (
+	founders = 4
+	slots    = 8        // capacity
+	slotSize = 16 << 10 // small, so that many operations take several chunks
+	halfSlot = slotSize / 2
+)
+
+// groupOf lists the members of the groups, by name. W is the world, P runs pairs, D is made and closed in some steps.
+var groupOf = map[string][]int{
+	"W": {0, 1, 2, 3, 4, 5, 6, 7}, "A": {0, 1, 2}, "B": {1, 2, 3}, "C": {0, 3}, "P": {0, 1, 2, 3}, "D": {0, 1, 3},
+}
+
+// op is one operation of the program.
+type op struct {
+	Step, At int // where its outcome is recorded
+	Group    string
+	Kind     string // of collectives.Kind, or pair, sub, close
+	DType    dtype.DType
+	Reduce   dtype.ReduceOp
+	N        int // elements: of the vector, or what the parts are sized by
+	Root     int
+	InPlace  bool
+}
+
+func (o *op) String() string {
+	return fmt.Sprintf("step %d.%d %s of %s, %v x %d, in place %v", o.Step, o.At, o.Kind, o.Group, o.DType, o.N, o.InPlace)
+}
+
+// move is what a rank does next.
+type move struct {
+	do  string // call, start, wait, dispatch, dispatched, combine, combined
+	op  *op
+	nth int // of the works that are started and not waited for
+}
+
+// planStep draws a step.
+func planStep(seed uint64, step int) (moves []move) {
+	r := rand.New(rand.NewPCG(seed, uint64(step)))
+	at := 0
+	draw := func(group string) *op {
+		o := &op{Step: step, At: at, Group: group}
+		at++
+		o.DType = []dtype.DType{dtype.F32, dtype.BF16, dtype.I64}[r.IntN(3)]
+		o.InPlace = r.IntN(2) == 0
+		size := o.DType.Size()
+		switch r.IntN(8) {
+		case 0:
+			o.N = 3*slotSize/size + r.IntN(5000) // several chunks
+		case 1:
+			o.N = []int{slotSize/size - 1, slotSize / size, slotSize/size + 1, halfSlot / size}[r.IntN(4)]
+		case 2:
+			o.N = r.IntN(2) // or nothing
+		default:
+			o.N = 1 + r.IntN(600)
+		}
+		o.Kind = []string{"all_reduce", "all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"}[r.IntN(6)]
+		o.Reduce = []dtype.ReduceOp{dtype.Sum, dtype.Sum, dtype.Avg, dtype.Max}[r.IntN(4)]
+		o.Root = r.IntN(len(groupOf[group]))
+		if group == "W" {
+			o.Root = r.IntN(founders)
+		}
+		if o.Kind == "all_gather" || o.Kind == "all_to_all" {
+			o.N = o.N/3 + 1
+		}
+		return o
+	}
+	groups := []string{"W", "A", "B", "C"}
+	var open []*op // started, in order
+	for n := 5 + r.IntN(5); n > 0; n-- {
+		g := groups[r.IntN(len(groups))]
+		switch k := r.IntN(10); {
+		case k < 4 && len(open) < 4:
+			o := draw(g)
+			open = append(open, o)
+			moves = append(moves, move{do: "start", op: o})
+		case k < 6 && len(open) > 0:
+			i := r.IntN(len(open))
+			moves = append(moves, move{do: "wait", op: open[i]})
+			open = append(open[:i:i], open[i+1:]...)
+		case k == 6:
+			o := &op{Step: step, At: at, Group: "P", Kind: "pair", DType: dtype.U8, N: 1 + r.IntN(900)}
+			at++
+			moves = append(moves, move{do: "dispatch", op: o})
+			if r.IntN(2) == 0 {
+				moves = append(moves, move{do: "call", op: draw(g)})
+			}
+			moves = append(moves, move{do: "dispatched", op: o}, move{do: "combine", op: o}, move{do: "combined", op: o})
+		default:
+			moves = append(moves, move{do: "call", op: draw(g)})
+		}
+	}
+	if step%3 == 1 { // a group that lives for one step
+		sub := &op{Step: step, At: at, Group: "D", Kind: "sub"}
+		at++
+		moves = append(moves, move{do: "call", op: sub})
+		for range 2 {
+			moves = append(moves, move{do: "call", op: draw("D")})
+		}
+		moves = append(moves, move{do: "call", op: &op{Step: step, At: at, Group: "D", Kind: "close"}})
+		at++
+	}
+	for _, o := range open {
+		moves = append(moves, move{do: "wait", op: o})
+	}
+	return moves
+}
+
+// count is how many elements rank from gives to rank to, or (all_gather) to all.
+func (o *op) count(from, to int) int {
+	if o.Kind == "all_to_all" {
+		if o.InPlace {
+			return o.N
+		}
+		return o.N*(1+(from*3+to*5+o.Step)%4)/4 + (from+to)%2
+	}
+	return o.N*(1+(from*5+o.Step)%4)/4 + from%2
+}
+
+// pairCount is the bytes of a half of a pair.
+func (o *op) pairCount(from, to int, combine bool) int {
+	if combine {
+		from, to = to, from
+	}
+	return o.N * (1 + (from*3+to*5+o.Step)%4) / 4
+}
+
+// call makes rank's buffers for the operation, in a group of size ranks.
+func (o *op) call(rank, size int) (c *collectives.Call) {
+	es := o.DType.Size()
+	c = &collectives.Call{DType: o.DType, Root: o.Root}
+	switch o.Kind {
+	case "barrier":
+		c.Kind = collectives.Barrier
+	case "all_reduce":
+		c.Kind, c.Reduce = collectives.AllReduce, o.Reduce
+		c.In = o.input(rank, 0, o.N)
+		c.Out = c.In
+		if !o.InPlace {
+			c.Out = dirty(len(c.In))
+		}
+	case "broadcast":
+		c.Kind = collectives.Broadcast
+		c.Out = dirty(o.N * es)
+		c.In = c.Out
+		if rank == o.Root {
+			copy(c.Out, o.input(rank, 0, o.N))
+		}
+	case "all_gather":
+		c.Kind = collectives.AllGather
+		c.OutParts = make([]int, size)
+		total, own := 0, 0
+		for r := range size {
+			if r == rank {
+				own = total
+			}
+			c.OutParts[r] = o.count(r, 0) * es
+			total += c.OutParts[r]
+		}
+		c.Out = dirty(total)
+		c.In = o.input(rank, 0, o.count(rank, 0))
+		if o.InPlace {
+			copy(c.Out[own:], c.In)
+			c.In = c.Out[own : own+len(c.In)]
+		}
+	case "all_to_all":
+		c.Kind = collectives.AllToAll
+		c.InParts, c.OutParts = make([]int, size), make([]int, size)
+		total := 0
+		for r := range size {
+			c.InParts[r], c.OutParts[r] = o.count(rank, r)*es, o.count(r, rank)*es
+			c.In = append(c.In, o.input(rank, r, o.count(rank, r))...)
+			total += c.OutParts[r]
+		}
+		c.Out = c.In
+		if !o.InPlace {
+			c.Out = dirty(total)
+		}
+	}
+	return c
+}
+
+// dirty is memory that was used before.
+func dirty(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = 0xa5
+	}
+	return b
+}
