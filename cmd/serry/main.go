@@ -31,6 +31,8 @@ func root() *cobra.Command {
 	cmd.AddCommand(
 		runCommand(),
 		rendezvousCommand(),
+		envCommand(),
+		versionCommand(),
 	)
 	return cmd
 }
