@@ -19,7 +19,11 @@ func listenHost(listen, via string) (string, error) {
 	listen = strings.Trim(listen, "[]")
 	switch {
 	case listen != "":
-		if ifi, err := net.InterfaceByName(listen); err == nil {
+		ifi, err := matchInterface(listen)
+		if err != nil {
+			return "", err
+		}
+		if ifi != nil {
 			a, err := interfaceAddr(ifi)
 			if err != nil {
 				return "", err
@@ -44,6 +48,54 @@ func listenHost(listen, via string) (string, error) {
 		return net.JoinHostPort(hostPart(c.LocalAddr()), port), nil
 	}
 	return net.JoinHostPort("127.0.0.1", port), nil
+}
+
+// matchInterface is the interface that a name, or a list in NCCL's syntax, chooses: prefixes separated by commas, of which
+// the first that matches counts; with = in front whole names; with ^ any other than those. nil: it may be a host.
+func matchInterface(spec string) (*net.Interface, error) {
+	if ifi, err := net.InterfaceByName(spec); err == nil {
+		return ifi, nil
+	}
+	names, not := strings.CutPrefix(spec, "^")
+	names, whole := strings.CutPrefix(names, "=")
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("mesh: listing the interfaces: %w", err)
+	}
+	match := func(ifi *net.Interface, name string) bool {
+		if whole {
+			return ifi.Name == name
+		}
+		return name != "" && strings.HasPrefix(ifi.Name, name)
+	}
+	usable := func(ifi *net.Interface) bool {
+		_, err := interfaceAddr(ifi)
+		return err == nil && ifi.Flags&net.FlagUp != 0
+	}
+	list := strings.Split(names, ",")
+	if not {
+		for i := range all {
+			out := all[i].Flags&net.FlagLoopback != 0
+			for _, n := range list {
+				out = out || match(&all[i], n)
+			}
+			if !out && usable(&all[i]) {
+				return &all[i], nil
+			}
+		}
+		return nil, fmt.Errorf("mesh: no interface that is up and has an address is left by %q", spec)
+	}
+	for _, n := range list {
+		for i := range all {
+			if match(&all[i], n) && usable(&all[i]) {
+				return &all[i], nil
+			}
+		}
+	}
+	if whole || len(list) > 1 {
+		return nil, fmt.Errorf("mesh: no interface that is up and has an address matches %q", spec)
+	}
+	return nil, nil
 }
 
 func hostPart(a net.Addr) string {

@@ -9,9 +9,9 @@ var (
 	Log = add(oneOf("SERRY_LOG", "warn", "debug", "info", "warn", "error", "off")).
 		does("what is logged to stderr")
 	Rendezvous = add(text("SERRY_RENDEZVOUS", "")).
-			does("where ranks find each other: a URL such as tcp://host:port, file:///path, etcd://host:port, env://")
+			does("where ranks find each other: a URL such as tcp://host:port, torch://host:port, file:///path")
 	Peers = add(list("SERRY_PEERS", "")).
-		does("addresses of members, host:port separated by commas; one that lives is enough to join")
+		does("invitations of members (World.Invite), separated by commas; one that lives is enough to join")
 	Rejoin = add(integer("SERRY_REJOIN", "0", 0, 1<<30)).
 		does("how often this rank was started before: above 0 it joins a running group and never founds one; set by serry run")
 	SocketIfname = add(text("SERRY_SOCKET_IFNAME", "")).or("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME").
@@ -33,9 +33,6 @@ var (
 		does("operations of a group with bytes in flight at once; equal on all ranks")
 	CRC = add(boolean("SERRY_CRC", "on")).
 		does("frames between hosts carry a checksum; equal on all ranks")
-	CMA = add(oneOf("SERRY_CMA", "auto", "auto", "any", "off")).
-		does("reading a peer's memory with process_vm_readv: auto where the kernel lets us, " +
-			"any also asks it to let every process of this user, off never")
 )
 
 // What the Go runtime reads itself; here because it overrides what we would do.
