@@ -71,7 +71,7 @@ type Agent struct {
 	byID    map[fault.ID]mesh.Nonce
 	early   []early // frames that came before the machine was there
 	timer   time.Duration
-	onJoin  func(fault.Msg) // a joiner's answers
+	onJoin  func(mesh.Nonce, fault.Msg) // a joiner's answers
 	over    bool
 	died    map[mesh.Nonce]bool
 	silent  map[mesh.Nonce]bool
@@ -138,8 +138,8 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 	})
 }
 
-// Asking makes answers to a joiner go to f, until Start.
-func (a *Agent) Asking(f func(fault.Msg)) { a.Do(func() { a.onJoin = f }) }
+// Asking makes answers to a joiner go to f, with whom they come from, until Start.
+func (a *Agent) Asking(f func(mesh.Nonce, fault.Msg)) { a.Do(func() { a.onJoin = f }) }
 
 // Step gives the machine an event at once. On the loop thread only (inside Do).
 func (a *Agent) Step(ev fault.Event) { a.step(ev) }
@@ -157,7 +157,7 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 		if msg, err := fault.ParseMsg(f.Payload); err == nil {
 			switch msg.(type) {
 			case fault.Welcome, fault.Refused, fault.Stale:
-				a.onJoin(msg)
+				a.onJoin(p.Nonce(), msg)
 				return
 			}
 		}

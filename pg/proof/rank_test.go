@@ -173,7 +173,12 @@ func (r *runner) attach(step int) []byte {
 	return append(b, j...)
 }
 
+// adopt finds the groups of a newcomer. One whose last other member died while it came in is no more.
 func (r *runner) adopt(b []byte) error {
+	ids := map[string]uint64{}
+	if err := json.Unmarshal(b, &ids); err != nil {
+		return err
+	}
 	names := []string{"W", "A", "B", "C", "P"}
 	for _, name := range names {
 		if !slices.Contains(groupOf[name], r.w.Rank()) {
@@ -184,7 +189,7 @@ func (r *runner) adopt(b []byte) error {
 				r.groups[name] = g
 			}
 		}
-		if r.groups[name] == nil {
+		if g := r.groups[name]; ids[name] != 0 && (g == nil || g.ID() != ids[name]) {
 			return fmt.Errorf("the newcomer has no group %s (attached: %s)", name, b)
 		}
 	}

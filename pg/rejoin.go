@@ -1,0 +1,209 @@
+package pg
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/serry-project/serry/fault"
+	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/mesh"
+	"github.com/serry-project/serry/rendezvous"
+)
+
+// rejoin asks a living member to be let in, until it is.
+func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, addrs [][]byte) error {
+	w.identity = id
+	answers := make(chan answer, 64)
+	w.agent.Asking(func(from mesh.Nonce, m fault.Msg) {
+		select {
+		case answers <- answer{from, m}:
+		default: // it is asked again
+		}
+	})
+	me, err := memberOf(w.cfg.Rank, w.mesh.Addr())
+	if err != nil {
+		return err
+	}
+	var last error
+	for n := 0; ; n++ {
+		if st != nil {
+			addrs = append(addrs[:0:0], w.storedAddrs(ctx, st, id.capacity)...)
+		}
+		for _, a := range addrs {
+			if bytes.Equal(a, w.mesh.Addr()) {
+				continue
+			}
+			cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			p, err := w.mesh.Connect(cctx, a)
+			cancel()
+			if err != nil {
+				last = err
+				continue
+			}
+			faultpoint.Hit(faultpoint.JoinHello)
+			wel, err := w.ask(ctx, p, me, answers)
+			if err != nil {
+				if r, ok := err.(*refused); ok {
+					return r
+				}
+				last = err
+				continue
+			}
+			return w.enter(ctx, st, wel, me, answers)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no living member lets this process in (asked %d addresses): %w", len(addrs), joinErr(last, ctx.Err()))
+		case <-time.After(min(time.Duration(n+1)*5*time.Millisecond, 100*time.Millisecond)):
+		}
+	}
+}
+
+func joinErr(last, end error) error {
+	if last == nil {
+		return end
+	}
+	return fmt.Errorf("%w; last: %w", end, last)
+}
+
+// answer is what a member says to a newcomer.
+type answer struct {
+	from mesh.Nonce
+	msg  fault.Msg
+}
+
+type refused struct{ why string }
+
+func (r *refused) Error() string { return "refused: " + r.why }
+
+// ask asks one member until it answers for good or not at all. Who is in the view by now, we link to first.
+func (w *World) ask(ctx context.Context, p *mesh.Peer, me fault.Member, answers chan answer) (*fault.Welcome, error) {
+	epoch := uint64(0)
+	silent := 0
+	for {
+		w.agent.SendTo(p.Nonce(), fault.Join{Member: me, Epoch: epoch})
+		t := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		case <-t.C:
+			if silent++; silent > 1 && p.Dead() {
+				return nil, fmt.Errorf("%s does not answer", p.Name())
+			}
+			if silent > 200 {
+				return nil, fmt.Errorf("%s has not admitted this process in 10 s: do the members call Boundary?", p.Name())
+			}
+		case m := <-answers:
+			t.Stop()
+			switch m := m.msg.(type) {
+			case fault.Welcome:
+				return &m, nil
+			case fault.Refused:
+				return nil, &refused{m.Reason}
+			case fault.Stale:
+				cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				err := w.connect(cctx, m.View.Members, false)
+				cancel()
+				if err != nil {
+					return nil, fmt.Errorf("linking to the members of epoch %d: %w", m.View.Epoch, err)
+				}
+				epoch = m.View.Epoch
+			}
+		}
+	}
+}
+
+// enter makes us the member that the welcome says we are.
+func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome, me fault.Member, answers chan answer) error {
+	faultpoint.Hit(faultpoint.JoinWelcome)
+	w.slot, w.inc = m.Self.Slot, m.Self.Inc
+	w.reach(ctx, m.View.Members)
+	if err := w.share(ctx, m.View.Members); err != nil {
+		return err
+	}
+	opts, user, err := decodeAttach(m.Attach)
+	if err == nil {
+		err = w.askOptions(ctx, m, me, opts, answers)
+	}
+	if err != nil {
+		return err
+	}
+	if o, ok := opts[worldID]; ok {
+		w.cfg.Options = o.opts
+	}
+	w.entered.Store(m.At)
+	w.joined = Joined{Replacement: true, Boundary: m.At, Attach: user, Epoch: m.View.Epoch}
+	if err := w.begin(ctx, m.View, m.Groups, opts); err != nil {
+		return err
+	}
+	if st != nil {
+		return st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr())
+	}
+	return nil
+}
+
+// askOptions completes opts: who let us in knows only its own groups. A group of which no living member knows any more was
+// closed, or has ended with its last member.
+func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Member, opts map[uint64]groupOptions, answers chan answer) error {
+	answered := map[mesh.Nonce]bool{}
+	for {
+		ask := map[mesh.Nonce]bool{}
+		for _, g := range m.Groups {
+			if _, ok := opts[g.ID]; ok || g.ID == worldID {
+				continue
+			}
+			for _, x := range m.View.Members {
+				if p := w.find(x.Nonce); x.Slot != w.slot && g.Slots.Has(x.Slot) && p != nil && !p.Dead() && !answered[mesh.Nonce(x.Nonce)] {
+					ask[mesh.Nonce(x.Nonce)] = true
+				}
+			}
+		}
+		if len(ask) == 0 {
+			return nil
+		}
+		for n := range ask {
+			w.agent.SendTo(n, fault.Join{Member: me, Epoch: m.View.Epoch})
+		}
+		again := time.NewTimer(50 * time.Millisecond)
+		for waiting := true; waiting && len(ask) > 0; {
+			select {
+			case <-ctx.Done():
+				again.Stop()
+				return ctx.Err()
+			case <-again.C:
+				waiting = false
+			case a := <-answers:
+				wel, ok := a.msg.(fault.Welcome)
+				if !ok {
+					continue
+				}
+				more, _, err := decodeAttach(wel.Attach)
+				if err != nil {
+					return err
+				}
+				for id, o := range more {
+					opts[id] = o
+				}
+				answered[a.from] = true
+				delete(ask, a.from)
+			}
+		}
+		again.Stop()
+	}
+}
+
+// storedAddrs are the addresses of all ranks that the store has.
+func (w *World) storedAddrs(ctx context.Context, st rendezvous.Store, capacity int) (as [][]byte) {
+	for r := range capacity {
+		cctx, cancel := context.WithTimeout(ctx, time.Second)
+		b, err := st.CompareAndSet(cctx, fmt.Sprintf("rank/%d", r), []byte("-"), []byte("-"))
+		cancel()
+		if err == nil && len(b) > 1 {
+			as = append(as, b)
+		}
+	}
+	return as
+}
