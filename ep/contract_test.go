@@ -86,7 +86,7 @@ func wantPoison(t testing.TB, buf *Buffer, err error, rank int, reason Reason) {
 }
 
 // untouched checks that nothing was written to an output made by newOutput.
-func untouched(t testing.TB, r *result) {
+func untouched(t tester, r *result) {
 	for _, v := range r.out {
 		if v == v {
 			t.Errorf("out was written: %v", r.out)

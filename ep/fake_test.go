@@ -89,6 +89,13 @@ func (w *world) boundary(rank int, groups []*fakeGroup) {
 	}
 }
 
+// last is the last view.
+func (w *world) last() route.Ranks {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.views[w.version]
+}
+
 func (w *world) group(rank int) *fakeGroup {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/serry-project/serry/ep/route"
 )
@@ -344,6 +345,7 @@ func TestReleaseEarly(t *testing.T) {
 	for _, state := range []string{"started", "received", "combining"} {
 		cfg := config(t, 4, 2, 3, 4, 3, 2)
 		w := newWorld(3, cfg.SlotBytes(3))
+		told := make(chan struct{}, 2)
 		all(t, w, cfg, func(ctx context.Context, buf *Buffer) {
 			b := randomBatch(8, uint64(buf.rank), 0, &cfg, 4)
 			if buf.rank == 2 {
@@ -364,14 +366,78 @@ func TestReleaseEarly(t *testing.T) {
 				if err := h.Recv(ctx); !errors.Is(err, ErrStale) {
 					t.Error(err)
 				}
-			} else if r := step(ctx, buf, b); state == "combining" {
-				wantReport(t, &cfg, buf, b, r) // it had given all that the others needed
+				if state != "started" { // then they need no further call of ours
+					<-told
+					<-told
+				}
 			} else {
-				wantPoison(t, buf, r.err, 2, ReasonReleased)
+				r := step(ctx, buf, b)
+				told <- struct{}{}
+				if state == "combining" {
+					wantReport(t, &cfg, buf, b, r) // it had given all that the others needed
+				} else {
+					wantPoison(t, buf, r.err, 2, ReasonReleased)
+				}
 			}
 			for i := range 6 { // more than there are slots
 				b := randomBatch(8, uint64(buf.rank), uint64(i), &cfg, 4)
 				wantReport(t, &cfg, buf, b, step(ctx, buf, b))
+			}
+		})
+	}
+}
+
+// A loss that only a released handle meets is told by the next StartDispatch, one that was told before is not told again,
+// and it does not end the steps of the next version.
+func TestLossMetByAReleasedHandle(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		cfg := config(t, 4, 2, 3, 4, 3, 2)
+		w := newWorld(3, cfg.SlotBytes(3))
+		w.killAt(2, 1, "combine.before")
+		all(t, w, cfg, func(ctx context.Context, buf *Buffer) {
+			b := randomBatch(8, uint64(buf.rank), 0, &cfg, 4)
+			start := func() (Handle, error) { return buf.StartDispatch(ctx, b.x, b.experts, b.weights) }
+			h, err := start()
+			if err != nil {
+				panic(err)
+			}
+			told := false
+			if asked || buf.rank == 2 {
+				if err = h.Recv(ctx); err == nil {
+					err = h.StartCombine(ctx, make([]float32, h.Rows()*3))
+				}
+				told = isRerun(err)
+			}
+			for set := w.last(); set.Has(2); set = w.last() {
+				time.Sleep(time.Millisecond)
+			}
+			if asked && !told {
+				if _, err := start(); !isRerun(err) {
+					t.Errorf("rank %d: %v", buf.rank, err)
+				}
+			}
+			h.Release()
+			if !asked {
+				if _, err := start(); !isRerun(err) {
+					t.Errorf("rank %d: %v", buf.rank, err)
+				}
+			}
+			for range 6 {
+				h, err := start()
+				if err == nil {
+					err = h.Recv(ctx)
+				}
+				y := make([]float32, h.Rows()*3)
+				if err == nil {
+					err = compute(3)(h, y)
+				}
+				out, r := newOutput(&cfg, 4)
+				if err == nil {
+					r.rep, err = buf.Combine(ctx, h, y, out)
+				}
+				r.err = err
+				wantReport(t, &cfg, buf, b, r)
+				h.Release()
 			}
 		})
 	}
