@@ -170,6 +170,11 @@ func (m *Machine) sendPromise() {
 		h := held{GroupDone: s}
 		if i := slices.IndexFunc(m.groups, func(g Group) bool { return g.ID == s.Group }); i >= 0 {
 			h.Slots, h.Order = m.groups[i].Slots, uint32(i)+1
+			// What an earlier cut let succeed has succeeded for all members, also for one that has not learned it yet.
+			h.Done = slices.Clone(h.Done)
+			for k := range h.Done {
+				h.Done[k].Seq = max(h.Done[k].Seq, m.groups[i].Cut)
+			}
 		}
 		x.Groups = append(x.Groups, h)
 	}

@@ -294,7 +294,7 @@ func (m *Machine) worthWaiting(a *attempt, own Set) bool {
 		}
 	}
 	for _, s := range a.prep.Suspects {
-		if s.Kind == kSilent && m.t-a.from < m.cfg.HeartbeatLimit/4 && m.isSilent(s.ID) && m.heardBy(s.ID.Slot) {
+		if s.Kind == kSilent && !m.stood && m.t-a.from < m.cfg.HeartbeatLimit/4 && m.isSilent(s.ID) && m.heardBy(s.ID.Slot) {
 			return true
 		}
 	}
@@ -304,7 +304,7 @@ func (m *Machine) worthWaiting(a *attempt, own Set) bool {
 // stepBack leaves the change to others: it drops us, and we cannot reach all of them.
 func (m *Machine) stepBack(s suspicion, drop []suspicion) {
 	m.att = nil
-	m.standDown = m.t + m.cfg.HeartbeatLimit
+	m.standDown, m.stood = m.t+m.cfg.HeartbeatLimit, true
 	m.unlinked = s.Why
 	m.tell(m.coordinator(drop), true)
 }

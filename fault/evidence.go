@@ -263,6 +263,9 @@ func (m *Machine) judge() (drop []suspicion, fails []failing) {
 	}
 	if m.linkAt != 0 && m.t-m.linkAt >= m.cfg.HeartbeatLimit/4 {
 		for _, s := range lost {
+			if s == m.self.Slot && m.nobodyElse() {
+				continue
+			}
 			add(suspicion{ID: m.at(s).ID, Kind: kLink,
 				Why: fmt.Sprintf("rank %d and others do not reach each other, and it has the fewest working links", s)})
 		}
@@ -299,7 +302,7 @@ func (m *Machine) counts(s suspicion, by ID, ours bool, silent map[int]Set) bool
 		// If it says itself that it does not hear us, or others hear it, then it lives: a broken link, on which the working
 		// links decide.
 		r := silent[s.ID.Slot]
-		return ours && !r.Has(m.self.Slot) && !m.heardBy(s.ID.Slot)
+		return ours && (m.nobodyElse() || !r.Has(m.self.Slot) && !m.heardBy(s.ID.Slot))
 	case kLate:
 		if m.att == nil {
 			return true
@@ -323,6 +326,9 @@ func (m *Machine) waited(slot int) bool {
 	since, ok := m.unanswered[slot]
 	return ok && m.t-since >= m.cfg.HeartbeatLimit
 }
+
+// nobodyElse says that we left it to others to drop us, and nobody did: then those whom we do not hear are not there.
+func (m *Machine) nobodyElse() bool { return m.stood && m.t >= m.standDown }
 
 // heardBy says that somebody of another host, whom we hear, hears a member.
 func (m *Machine) heardBy(slot int) bool {

@@ -128,7 +128,7 @@ func (m *Machine) newEpoch() {
 	m.maxNum = ballotBase(m.view.Epoch)
 	m.closed, m.closing, m.states, m.joined = nil, false, nil, nil
 	m.att, m.tries, m.takeAt, m.standDown, m.workAt, m.alone = nil, 0, 0, 0, 0, 0
-	m.starved, m.unlinked = 0, ""
+	m.starved, m.unlinked, m.stood = 0, "", false
 	clear(m.unanswered)
 	clear(m.caught)
 	m.late, m.slow, m.sentTo, m.again = nil, nil, Set{}, 0

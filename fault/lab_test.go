@@ -440,3 +440,15 @@ func TestDeaf(t *testing.T) { // a link that is broken in one direction
 		})
 	}
 }
+
+func TestStepsBackForNobody(t *testing.T) { // a broken link, and then both who could decide about it are gone
+	l := newLab(t, []int{0, 1, 0})
+	l.w.cut(func(p, q *proc) bool { return p.id.Slot+q.id.Slot == 3 }, 10*time.Second)
+	l.run(simHL + 8*ms)
+	l.wantView(1, "0 1 2")
+	l.kill(0)
+	l.run(8 * simHL)
+	l.wantEnd(l.rank(1), "no quorum")
+	l.wantView(l.rank(2).m.View().Epoch, "2")
+	l.goOn()
+}

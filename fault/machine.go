@@ -79,6 +79,7 @@ type Machine struct {
 	tries      int
 	takeAt     Time         // when a ballot of ours overtakes; 0: unset
 	standDown  Time         // we are to be dropped: others coordinate until then
+	stood      bool         // we stood down in this epoch
 	workAt     Time         // since when this epoch has something to decide; 0: nothing
 	alone      Time         // since when no quorum can be reached; 0: it can
 	starved    Time         // since when our ballots have had no quorum of answers; 0: they had

@@ -470,3 +470,14 @@ func TestLateIsInnocentOnceItArrives(t *testing.T) {
 		t.Error("it has arrived and is dropped")
 	}
 }
+
+func TestWordAboutOneThatHasNotStarted(t *testing.T) { // its host-mate knows what it was welcomed with
+	v := testView(0, 0, 1)
+	m, _ := New(Config{Self: ID{0, 1}, View: v, Groups: []Group{{ID: 1, Version: 1, Cut: 16}}}, ms)
+	b := Ballot{4097, 2}
+	m.Step(2*ms, Received{From: ID{2, 1}, Msg: prepare{head: head{1}, Ballot: b, Suspects: []suspicion{{ID: ID{2, 1}, Kind: kLeft}}}})
+	p := find[promise](t, m.Step(2*ms, Closed{b, []GroupDone{{1, []Done{{0, 18}, {1, 0}}, 18}}}))
+	if d := p.Groups[0].Done; d[0].Seq != 18 || d[1].Seq != 16 {
+		t.Errorf("%+v", d)
+	}
+}
