@@ -28,7 +28,7 @@ var (
 // Error says which store failed, at what, and what a person can do about it.
 type Error struct {
 	Store string // URL of the store
-	Op    string // open, get, set, wait, add, compare-and-set, listen
+	Op    string // open, connect, get, set, wait, add, compare-and-set, listen
 	Key   string // the key, or some of the keys; empty if none is concerned
 	Err   error  // the cause
 	Hint  string // what to do; may be empty

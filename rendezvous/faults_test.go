@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -386,4 +387,39 @@ func TestBadURLs(t *testing.T) {
 		require.True(t, errors.As(err, &e))
 		require.NotEmpty(t, e.Hint)
 	}
+}
+
+// Many connections wait, some give up, and one set wakes the rest.
+func TestManyClients(t *testing.T) {
+	const clients = 200
+	server, ctx := serve(t), soon(t)
+	var g errgroup.Group
+	var waiting sync.WaitGroup
+	waiting.Add(clients)
+	for i := range clients {
+		scheme := "tcp://"
+		if i%2 == 0 {
+			scheme = "torch://"
+		}
+		g.Go(func() error {
+			s, err := rendezvous.Open(ctx, scheme+server.Addr())
+			waiting.Done()
+			if err != nil {
+				return err
+			}
+			defer func() { _ = s.Close() }()
+			if i%10 == 0 {
+				hurry, cancel := context.WithTimeout(ctx, time.Millisecond)
+				defer cancel()
+				if err := s.Wait(hurry, "never"); !errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("a wait for nothing: %v", err)
+				}
+			}
+			_, err = s.Get(ctx, "go")
+			return err
+		})
+	}
+	waiting.Wait()
+	require.NoError(t, server.Store().Set(ctx, "go", nil))
+	require.NoError(t, g.Wait())
 }

@@ -26,7 +26,7 @@ const (
 // in one order. A key, once set, stays set (only programs of torch can delete one).
 //
 // Blocking. Get and Wait wait for keys that are not there yet; nothing else waits for another rank. Every call ends
-// when its context does, whatever the server, the network or the disk are doing, and its error then unwraps to
+// when its context does, whatever the server or the network are doing, and its error then unwraps to
 // context.DeadlineExceeded or context.Canceled. Without a deadline in ctx a wait has none.
 //
 // Concurrency. All methods may be called from many goroutines at once; a waiting call holds up no other.

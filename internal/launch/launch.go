@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -254,7 +255,7 @@ func (l *Launcher) stop(sig syscall.Signal, reason string, itself bool) {
 			l.rest(r)
 		}
 	}
-	if l.active == 0 {
+	if !slices.ContainsFunc(l.ranks, func(r *rank) bool { return r.state != resting }) {
 		return
 	}
 	l.events.emit(Event{Kind: Stopping, Rank: -1, Signal: sig, Reason: reason})

@@ -178,19 +178,21 @@ func (l *Launcher) next(r *rank) {
 		if l.failed == nil {
 			l.failed = &ExitError{Rank: r.index, Code: r.result.Code, Signal: r.result.Signal}
 		}
-		l.rest(r)
-		if l.cfg.FailFast {
-			reason := fmt.Sprintf("rank %d failed", r.index)
-			l.tasks.Go(func() { l.failFast(reason) })
+		if !l.cfg.FailFast {
+			l.rest(r)
+			return
 		}
+		r.state = resting // and counted as active until the others are told
+		l.tasks.Go(func() {
+			if l.nodes != nil {
+				l.nodes.tellAll()
+			}
+			l.stop(syscall.SIGTERM, fmt.Sprintf("rank %d failed", r.index), false)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.lessActive()
+		})
 	}
-}
-
-func (l *Launcher) failFast(reason string) {
-	if l.nodes != nil {
-		l.nodes.tellAll()
-	}
-	l.stop(syscall.SIGTERM, reason, false)
 }
 
 func (l *Launcher) restart(r *rank) {
@@ -212,6 +214,10 @@ func (l *Launcher) restart(r *rank) {
 // rest counts r as no longer active. l.mu is held.
 func (l *Launcher) rest(r *rank) {
 	r.state = resting
+	l.lessActive()
+}
+
+func (l *Launcher) lessActive() {
 	if l.active--; l.active == 0 {
 		l.idle.Broadcast()
 	}
