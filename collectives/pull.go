@@ -168,6 +168,9 @@ func (c *Comm) consume(o *Op) (moved bool) {
 					return false
 				}
 			}
+			if o.InParts == nil { // of AllToAll only our part came: it is taken whole
+				n = max(n, c.chunksOf(len(o.parts[p.Rank].data)))
+			}
 		}
 		o.rounds = n
 		if o.Kind == AllToAll {

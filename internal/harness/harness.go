@@ -18,6 +18,7 @@ import (
 const (
 	programEnv = "SERRY_HARNESS_PROGRAM"
 	argsEnv    = "SERRY_HARNESS_ARGS"
+	netnsEnv   = "SERRY_HARNESS_NETNS"
 )
 
 // Program is what a process runs. Lines that it prints to out reach the test as Proc.Lines.
@@ -25,6 +26,7 @@ type Program func(args []string, out io.Writer) error
 
 // Main runs the program that this process was started for, or the tests. Call it from TestMain.
 func Main(m *testing.M, programs map[string]Program) {
+	enterNetns()
 	name := os.Getenv(programEnv)
 	if name == "" {
 		os.Exit(m.Run())
@@ -54,7 +56,7 @@ type Proc struct {
 	more  chan struct{}
 }
 
-// Command, if set, wraps the command line of a process (a network namespace, say).
+// Option changes the command line of a process: another binary, say, or where it runs.
 type Option func(*exec.Cmd)
 
 // Start runs a program as a process. It is killed when the test ends.

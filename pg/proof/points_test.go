@@ -101,10 +101,22 @@ func scene(point string, victim int) (d dying, ok bool) {
 
 const calmSteps = 10
 
+// places says where a rank listens, if not on the loopback.
+var places func(rank int) string
+
+func place(w *world) {
+	w.edit = func(a *rankArgs) {
+		if places != nil {
+			a.Listen = places(a.Rank)
+		}
+	}
+}
+
 // calm runs the program without a death, and returns how often each rank came to each point up to about calmSteps.
 func calm(t testing.TB, seed uint64, links string, mode pg.Mode, opts func(int) []harness.Option) map[int]map[string]int {
 	w := newWorld(t, rankArgs{Links: links, Mode: mode, Seed: seed, Limit: 300 * time.Millisecond})
 	w.opts = opts
+	place(w)
 	for r := range founders {
 		w.start(r, nil)
 	}
@@ -124,6 +136,7 @@ func calm(t testing.TB, seed uint64, links string, mode pg.Mode, opts func(int) 
 func (d dying) run(t testing.TB, seed uint64, opts func(int) []harness.Option) (fired bool, count map[string]int) {
 	w := newWorld(t, rankArgs{Links: d.links, Mode: d.mode, Seed: seed, Limit: 300 * time.Millisecond})
 	w.opts = opts
+	place(w)
 	dead := slices.Clone(d.first)
 	for r := range founders {
 		w.start(r, func(a *rankArgs) {

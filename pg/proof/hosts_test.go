@@ -1,0 +1,105 @@
+package proof
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/serry-project/serry/internal/harness"
+	"github.com/serry-project/serry/pg"
+
+	"github.com/stretchr/testify/require"
+)
+
+// hosted puts ranks 0 and 1 on one host and 2 and 3 on another.
+func hosted(hosts []*harness.Host) (where func(rank int) *harness.Host, opts func(rank int) []harness.Option) {
+	where = func(rank int) *harness.Host { return hosts[rank/2] }
+	return where, func(rank int) []harness.Option { return []harness.Option{where(rank).In()} }
+}
+
+func twoHosts(t *testing.T, args rankArgs) (*world, []*harness.Host) {
+	hosts := harness.Hosts(t, 2)
+	w := newWorld(t, args)
+	where, opts := hosted(hosts)
+	w.opts = opts
+	w.edit = func(a *rankArgs) { a.Listen, a.Limit = where(a.Rank).IP, 300*time.Millisecond }
+	return w, hosts
+}
+
+// TestTwoHosts kills each rank at varied moments where two of four ranks do not share memory.
+func TestTwoHosts(t *testing.T) {
+	seed := seedOf(t)
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	for _, mode := range []pg.Mode{pg.Raise, pg.Continue} {
+		for victim := range founders {
+			at := time.Duration(rnd.IntN(80_000)) * time.Microsecond
+			t.Run(fmt.Sprintf("%v/rank%d", mode, victim), func(t *testing.T) {
+				w, _ := twoHosts(t, rankArgs{Links: "auto", Mode: mode, Seed: seed})
+				for r := range founders {
+					w.start(r, nil)
+				}
+				_, err := w.procs[0].Line("joined", 20*time.Second)
+				require.NoError(t, err)
+				time.Sleep(at)
+				w.procs[victim].Signal(syscall.SIGKILL)
+				_, _ = w.procs[victim].Wait(5 * time.Second)
+				time.Sleep(100 * time.Millisecond)
+				_, count := w.finish(victim)
+				t.Log(at, count)
+			})
+		}
+	}
+}
+
+// TestTwoHostsAtEachPoint is the matrix over two hosts.
+func TestTwoHostsAtEachPoint(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	hosts := harness.Hosts(t, 2)
+	where, inHost := hosted(hosts)
+	binary := useBinary(t)
+	places = func(rank int) string { return where(rank).IP }
+	defer func() { places = nil }()
+	matrix(t, func(rank int) []harness.Option { return append(binary(rank), inHost(rank)...) }, "auto")
+}
+
+// TestHostIsLost kills all ranks of a host at once, or cuts it off: the half with the lowest rank goes on.
+func TestHostIsLost(t *testing.T) {
+	seed := seedOf(t)
+	for _, cut := range []bool{false, true} {
+		for lost := range 2 {
+			if !cut && lost == 0 {
+				continue // then the others have no quorum: as with cut
+			}
+			t.Run(fmt.Sprintf("cut%v/host%d", cut, lost), func(t *testing.T) {
+				w, hosts := twoHosts(t, rankArgs{Links: "auto", Mode: pg.Continue, Seed: seed})
+				for r := range founders {
+					w.start(r, nil)
+				}
+				for _, p := range w.procs {
+					_, err := p.Line("step 10", 20*time.Second)
+					require.NoError(t, err)
+				}
+				if cut {
+					require.NoError(t, hosts[lost].Cut(true))
+				} else {
+					w.procs[2*lost].Signal(syscall.SIGKILL)
+					w.procs[2*lost+1].Signal(syscall.SIGKILL)
+				}
+				if cut { // the half without rank 0
+					for _, r := range []int{2, 3} {
+						line, err := w.procs[r].Line("over ", 15*time.Second)
+						require.NoError(t, err)
+						require.Contains(t, line, pg.ErrNoQuorum.Error())
+					}
+				}
+				time.Sleep(700 * time.Millisecond)
+				_, count := w.finish(2, 3)
+				t.Log(count)
+			})
+		}
+	}
+}
