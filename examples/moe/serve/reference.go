@@ -9,23 +9,26 @@ import (
 // Answer is what a prompt's continuation is: its bytes, and the hash of the logits that each came from. Where the model
 // foretells the end of the text, Hashes has one more than Text has bytes.
 type Answer struct {
-	Text   []byte
-	Hashes []uint64
+	Text   []byte   `json:"text"`
+	Hashes []uint64 `json:"hashes"`
+	Lost   float64  `json:"lost_mass"` // sum of the weights of experts that nobody had when a row was sent to them
 }
 
 // Reference answers the prompts in this process, one after the other, a row at a time after the prompt: with the same
 // model code, and nothing of serry.
-func Reference(ctx context.Context, m *model.Model, prompts []string, most int, progress func(done int)) ([]Answer, error) {
+func Reference(ctx context.Context, m *model.Model, cfg Config, progress func(done int)) ([]Answer, error) {
+	if err := cfg.fill(m); err != nil {
+		return nil, err
+	}
 	b := m.NewBatch()
-	as := make([]Answer, len(prompts))
-	for i, p := range prompts {
+	as := make([]Answer, len(cfg.Prompts))
+	for i, p := range cfg.Prompts {
 		c := m.NewCache()
 		var rows []model.Row
-		toks := model.Prompt(p)
-		for pos, t := range toks {
+		for pos, t := range model.Prompt(p) {
 			rows = append(rows, model.Row{Cache: c, Pos: pos, Token: t})
 		}
-		for limit := min(most, m.Context-len(toks)); len(as[i].Text) < limit; {
+		for a := &as[i]; len(a.Text) < cfg.most(m, i); {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
@@ -34,12 +37,12 @@ func Reference(ctx context.Context, m *model.Model, prompts []string, most int, 
 				return nil, err
 			}
 			logits = logits[len(logits)-m.Vocab:]
-			next := model.Argmax(logits)
-			as[i].Hashes = append(as[i].Hashes, hash(logits))
+			next := cfg.Sampling.pick(logits, i, len(a.Text))
+			a.Hashes = append(a.Hashes, hash(logits))
 			if next == 0 {
 				break
 			}
-			as[i].Text = append(as[i].Text, next)
+			a.Text = append(a.Text, next)
 			rows = append(rows[:0], model.Row{Cache: c, Pos: c.Len(), Token: next})
 		}
 		if progress != nil {

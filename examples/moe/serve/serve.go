@@ -1,8 +1,14 @@
+// Package serve answers prompts with the model of examples/moe, expert-parallel over the ranks of a world: each rank runs
+// attention for its own requests and holds its share of the experts; every expert has a replica on another rank. When a
+// rank dies, the survivors go on with the step they are in, take over its requests and resume them from the bytes that
+// were already agreed. A replacement enters at the next step.
 package serve
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -17,48 +23,70 @@ import (
 // Config says what to serve; it is equal on all ranks.
 type Config struct {
 	Prompts  []string
-	Max      int // bytes to generate for each prompt
+	Max      int // bytes to generate for each prompt; less where the model's context ends before
+	Sampling Sampling
 	Replicas int // of each expert (default 2)
 	Rows     int // rows of one rank in a step: prompts are read in pieces of what is left (default 32)
-	Policy   ep.Policy
-	Dir      string
+	Joins    int // do not end before so many replacements have entered, even if everything is answered
 }
 
-func (c *Config) fill() {
+// fill sets defaults and says what is wrong.
+func (c *Config) fill(m *model.Model) error {
 	if c.Replicas == 0 {
 		c.Replicas = 2
 	}
 	if c.Rows == 0 {
 		c.Rows = 32
 	}
+	if c.Max < 1 || c.Replicas < 0 || c.Rows < 0 {
+		return fmt.Errorf("serve: %d bytes for each prompt, %d replicas, %d rows: want at least 1", c.Max, c.Replicas, c.Rows)
+	}
+	for i := range c.Prompts {
+		if c.most(m, i) < 1 {
+			return fmt.Errorf("serve: prompt %d has %d bytes, the model's context is %d", i, len(c.Prompts[i]), m.Context)
+		}
+	}
+	return nil
 }
 
-// Event is something that happened, for who watches. Kind: "token" (Request, Pos, Token, Hash), "step" (the first one of
-// an epoch: Epoch, Active), "taken" (Requests, by this rank or another: Lost), "done".
+// most is how many bytes a request gets.
+func (c *Config) most(m *model.Model, req int) int {
+	return min(c.Max, m.Context-len(model.Prompt(c.Prompts[req])))
+}
+
+// Event is something that happened, for who watches. Which fields it has beside Rank, Step and Time, by Kind:
+//
+//	token    Request, Pos, Token (0: the end of the text), Hash, Lost: one agreed byte, from the rank that made it. Who
+//	         takes a request over gives its last byte again: who made it may have died before it could say so
+//	step     Epoch, Active: the first step of an epoch is complete here
+//	taken    Epoch, Requests: those whose owner was gone, alike on all ranks
+//	done     Stats, Answers: everything is answered
 type Event struct {
-	Kind     string  `json:"kind"`
-	Rank     int     `json:"rank"`
-	Step     uint64  `json:"step"`
-	Time     int64   `json:"time"` // Unix nanoseconds
-	Request  int     `json:"request,omitempty"`
-	Pos      int     `json:"pos,omitempty"`
-	Token    int     `json:"token,omitempty"`
-	Hash     uint64  `json:"hash,omitempty"` // of the logits' bits
-	Lost     float32 `json:"lost_mass,omitempty"`
-	Epoch    uint64  `json:"epoch,omitempty"`
-	Active   []int   `json:"active,omitempty"`
-	Requests []int   `json:"requests,omitempty"`
-	Stats    *Stats  `json:"stats,omitempty"`
+	Kind     string   `json:"kind"`
+	Rank     int      `json:"rank"`
+	Step     uint64   `json:"step"`
+	Time     int64    `json:"time"` // Unix nanoseconds
+	Request  int      `json:"request,omitempty"`
+	Pos      int      `json:"pos,omitempty"`
+	Token    int      `json:"token,omitempty"`
+	Hash     uint64   `json:"hash,omitempty"` // of the logits' bits
+	Lost     float64  `json:"lost_mass,omitempty"`
+	Epoch    uint64   `json:"epoch,omitempty"`
+	Active   []int    `json:"active,omitempty"`
+	Requests []int    `json:"requests,omitempty"`
+	Stats    *Stats   `json:"stats,omitempty"`
+	Answers  []Answer `json:"answers,omitempty"`
 }
 
-// Stats is what a rank has done.
+// Stats is what a process has done.
 type Stats struct {
 	ExpertBytes int64 `json:"resident_expert_bytes"`
 	AllExperts  int64 `json:"all_expert_bytes"`
-	Rows        int64 `json:"expert_rows"`        // of this rank's tokens
+	Rows        int64 `json:"expert_rows"`        // of its own requests
 	RemoteRows  int64 `json:"expert_rows_remote"` // of them computed by another rank
 	Computed    int64 `json:"expert_rows_here"`   // computed here, for anybody
-	LinkBytes   int64 `json:"link_bytes"`         // given to other ranks: rows there and back, and tokens
+	LinkBytes   int64 `json:"link_bytes"`         // of rows for other ranks' experts, of results for other ranks' rows
+	SocketBytes int64 `json:"socket_bytes"`       // sent over sockets, by this process, for everything
 	Steps       int64 `json:"steps"`
 	Reruns      int64 `json:"reruns"`
 }
@@ -78,7 +106,7 @@ func Load(path string, rank, ranks, replicas, experts int) (*model.Model, error)
 	return model.Load(path, func(_, e int) bool { return slices.Contains(mine, e) })
 }
 
-// Logits of a token: 64-bit FNV-1a over their bits.
+// hash of a token's logits: 64-bit FNV-1a over their bits.
 func hash(logits []float32) uint64 {
 	h := uint64(14695981039346656037)
 	for _, x := range logits {
@@ -90,6 +118,7 @@ func hash(logits []float32) uint64 {
 // server is one rank.
 type server struct {
 	cfg    Config
+	same   [sha256.Size]byte // hash of what must be equal on all ranks: weights and cfg
 	w      *pg.World
 	m      *model.Model
 	buf    *ep.Buffer
@@ -97,80 +126,46 @@ type server struct {
 	out    func(Event)
 	st     *state
 	caches []*model.Cache
+	owed   []float64 // lost mass of rows since the request's last byte
 	batch  *model.Batch
 	stats  Stats
-	epoch  uint64
+	epoch  uint64 // of the last step
 
 	rows                  []model.Row
 	last                  []lastRow // rows whose logits are wanted
 	x, xn, y, wts, logits []float32
-	lost                  []float32
+	mass                  []float32
 	experts               []int32
 	gather, mine          []byte
-	mass                  []float32
 	table                 route.Table
+	plan                  route.Plan
 }
 
+// lastRow is a row whose logits give a request's next byte.
 type lastRow struct{ row, req int }
-
-// record is what a rank contributes to a step's agreement: count (4), then for each byte {request (4), token (4), hash (8),
-// lost mass (4), zero (4)}.
-const recordBytes = 24
 
 // Run serves all prompts to their end as one rank of the world. out is called on this goroutine.
 func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(Event)) error {
-	cfg.fill()
-	size := w.Size()
-	place, err := Placement(m.Experts, size, cfg.Replicas)
+	s, err := open(ctx, w, m, cfg, out)
 	if err != nil {
 		return err
 	}
-	s := &server{cfg: cfg, w: w, m: m, place: place, out: out, batch: m.NewBatch(), caches: make([]*model.Cache, len(cfg.Prompts))}
-	ec := ep.Config{
-		Experts: m.Experts, TopK: m.TopK, Hidden: m.Hidden, MaxTokens: cfg.Rows, Placement: place, Policy: ep.Rerun,
-	}
-	var g *pg.Group
-	j := w.Joined()
-	if j.Replacement {
-		if s.st, err = decodeState(j.Attach); err != nil {
-			return err
-		}
-		set, _ := w.Active()
-		s.st.active = set.Or(slotSet(s.st.active)).Slots()
-		gs := w.Groups()
-		if len(gs) < 2 || len(s.st.requests) != len(cfg.Prompts) {
-			return fmt.Errorf("serve: the members serve something else: %d groups, %d requests", len(gs), len(s.st.requests))
-		}
-		g = gs[1]
-		ec.Joining = true
-	} else {
-		set, _ := w.Active()
-		s.st = newState(len(cfg.Prompts), set.Slots())
-		slot := max(ec.SlotBytes(size), 64<<10)
-		if g, err = w.Sub(ctx, nil, pg.Options{Mode: pg.Raise, Pairs: true, SlotBytes: slot, Timeout: w.Options().Timeout}); err != nil {
-			return err
-		}
-	}
-	if s.buf, err = ep.Open(ctx, ep.FromGroup(g), ec); err != nil {
-		return err
-	}
-	s.stats.ExpertBytes = m.ResidentExpertBytes()
-	s.stats.AllExperts = m.ExpertBytes() * int64(m.Experts*m.Layers)
-	for fresh := j.Replacement; ; fresh = false {
+	for fresh := w.Joined().Replacement; ; fresh = false {
+		came := fresh
 		if !fresh { // a newcomer stands in the Boundary of its first step already
-			p, err := w.Boundary(ctx, s.st.encode)
+			p, err := w.Boundary(ctx, s.attach)
 			if err != nil {
 				return err
 			}
-			if len(p.Joined) > 0 {
-				s.st.active = slotSet(append(slices.Clone(s.st.active), p.Joined...)).Slots()
+			came = len(p.Joined) > 0
+		}
+		if came {
+			if err := s.enter(ctx, fresh); err != nil {
+				return err
 			}
 		}
-		taken := s.st.assign()
-		if len(taken) > 0 {
-			s.emit(Event{Kind: "taken", Requests: taken})
-		}
-		if s.st.finished() {
+		s.assign()
+		if s.st.answered() && s.st.joins >= cfg.Joins {
 			break
 		}
 		if err := s.step(ctx); err != nil {
@@ -178,16 +173,115 @@ func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(
 		}
 		s.st.step++
 	}
+	for _, l := range w.Links() {
+		s.stats.SocketBytes += l.Out
+	}
 	st := s.stats
-	s.emit(Event{Kind: "done", Stats: &st})
+	s.emit(Event{Kind: "done", Stats: &st, Answers: s.st.answers()})
 	return nil
 }
 
-func slotSet(slots []int) (s pg.Set) {
-	for _, x := range slots {
-		s.Add(x)
+// open makes the group of the experts, or finds it, and the state to begin with.
+func open(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(Event)) (*server, error) {
+	if err := cfg.fill(m); err != nil {
+		return nil, err
 	}
-	return s
+	place, err := Placement(m.Experts, w.Size(), cfg.Replicas)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		cfg: cfg, w: w, m: m, place: place, out: out, batch: m.NewBatch(),
+		caches: make([]*model.Cache, len(cfg.Prompts)), owed: make([]float64, len(cfg.Prompts)),
+	}
+	b, err := json.Marshal(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.same = sha256.Sum256(append(b, m.Digest[:]...))
+	ec := ep.Config{Experts: m.Experts, TopK: m.TopK, Hidden: m.Hidden, MaxTokens: cfg.Rows, Placement: place, Policy: ep.Rerun}
+	var g *pg.Group
+	if j := w.Joined(); j.Replacement {
+		gs := w.Groups()
+		if len(gs) < 2 || len(j.Attach) < len(s.same) || [sha256.Size]byte(j.Attach[:len(s.same)]) != s.same {
+			return nil, fmt.Errorf("serve: the members serve something else than this process: other weights or another configuration")
+		}
+		if s.st, err = decodeState(j.Attach[len(s.same):]); err != nil {
+			return nil, err
+		}
+		if len(s.st.requests) != len(cfg.Prompts) {
+			return nil, fmt.Errorf("serve: the members have %d requests, this process has %d", len(s.st.requests), len(cfg.Prompts))
+		}
+		g, ec.Joining = gs[1], true
+	} else {
+		if err := s.compare(ctx); err != nil {
+			return nil, err
+		}
+		slot := max(ec.SlotBytes(w.Size()), 64<<10)
+		if g, err = w.Sub(ctx, nil, pg.Options{Mode: pg.Raise, Pairs: true, SlotBytes: slot, Timeout: w.Options().Timeout}); err != nil {
+			return nil, err
+		}
+	}
+	if s.buf, err = ep.Open(ctx, ep.FromGroup(g), ec); err != nil {
+		return nil, err
+	}
+	s.stats.ExpertBytes = m.ResidentExpertBytes()
+	s.stats.AllExperts = m.ExpertBytes() * int64(m.Experts*m.Layers)
+	return s, nil
+}
+
+// compare makes sure that the founders serve the same, and begins with who is there.
+func (s *server) compare(ctx context.Context) error {
+	all := make([]byte, len(s.same)*s.w.Size())
+	res, err := s.w.AllGather(ctx, pg.U8(all), pg.U8(s.same[:]), nil)
+	if err != nil {
+		return err
+	}
+	for r := range s.w.Size() {
+		if b := all[r*len(s.same):]; res.Active.Has(r) && [sha256.Size]byte(b[:len(s.same)]) != s.same {
+			return fmt.Errorf("serve: rank %d serves something else than rank %d: other weights or another configuration", r, s.w.Rank())
+		}
+	}
+	s.st = newState(len(s.cfg.Prompts), res.Active.Slots())
+	return nil
+}
+
+// attach is what a newcomer gets.
+func (s *server) attach() []byte { return s.st.encode(slices.Clone(s.same[:])) }
+
+// enter makes the set known to all after a Boundary with newcomers, of which this process is one if it is fresh.
+func (s *server) enter(ctx context.Context, fresh bool) error {
+	mine, all := []byte{0}, make([]byte, s.w.Size())
+	if fresh {
+		mine[0] = 1
+	}
+	res, err := s.w.AllGather(ctx, pg.U8(all), pg.U8(mine), nil)
+	if err != nil {
+		return err
+	}
+	var came []int
+	for r, b := range all {
+		if res.Active.Has(r) && b == 1 {
+			came = append(came, r)
+		}
+	}
+	s.st.enter(res.Active.Slots(), came)
+	return nil
+}
+
+// assign gives requests to ranks.
+func (s *server) assign() {
+	taken := s.st.assign()
+	if len(taken) == 0 {
+		return
+	}
+	s.emit(Event{Kind: "taken", Epoch: s.epoch, Requests: taken})
+	for _, i := range taken {
+		if r := &s.st.requests[i]; r.Owner == s.w.Rank() && len(r.Hashes) > 0 {
+			pos := len(r.Hashes) - 1
+			s.emit(Event{Kind: "token", Request: i, Pos: pos, Token: int(r.Text[pos]), Hash: r.Hashes[pos]})
+		}
+	}
 }
 
 func (s *server) emit(e Event) {
@@ -195,161 +289,45 @@ func (s *server) emit(e Event) {
 	s.out(e)
 }
 
-// tokens are a request's so far: the prompt's and the generated ones.
-func (s *server) tokens(req int) []byte {
-	return append(model.Prompt(s.cfg.Prompts[req]), s.st.requests[req].Text...)
-}
-
-// plan fills s.rows with what this rank feeds in this step: for each of its requests what its cache lacks, as far as the
-// rows reach.
-func (s *server) plan() {
-	s.rows, s.last = s.rows[:0], s.last[:0]
-	for i := range s.st.requests {
-		r := &s.st.requests[i]
-		if r.Owner != s.w.Rank() || r.Done {
-			s.caches[i] = nil // who loses a request forgets it
-			continue
-		}
-		if s.caches[i] == nil {
-			s.caches[i] = s.m.NewCache()
-		}
-		c, toks := s.caches[i], s.tokens(i)
-		for p := c.Len(); p < len(toks) && len(s.rows) < s.cfg.Rows; p++ {
-			if p == len(toks)-1 {
-				s.last = append(s.last, lastRow{len(s.rows), i})
-			}
-			s.rows = append(s.rows, model.Row{Cache: c, Pos: p, Token: toks[p]})
-		}
-	}
-}
-
-func grow[T any](s *[]T, n int) []T {
-	if cap(*s) < n {
-		*s = make([]T, n+n/2)
-	}
-	*s = (*s)[:n]
-	return *s
-}
-
-func (s *server) step(ctx context.Context) error {
-	s.plan()
-	m, n := s.m, len(s.rows)
-	if err := s.batch.Begin(s.rows); err != nil {
-		return err
-	}
-	x, xn, y := grow(&s.x, n*m.Hidden), grow(&s.xn, n*m.Hidden), grow(&s.y, n*m.Hidden)
-	wts, experts := grow(&s.wts, n*m.TopK), grow(&s.experts, n*m.TopK)
-	lost, mass := grow(&s.lost, n), grow(&s.mass, n)
-	clear(lost)
-	m.Embed(s.rows, x)
-	for l := range m.Layers {
-		m.Attend(s.batch, l, x)
-		m.Route(s.batch, l, x, xn, experts, wts)
-		rep, err := ep.Step(ctx, s.buf, xn, experts, wts, func(h ep.Handle, y []float32) error { return s.compute(l, h, y) }, &ep.Output{Y: y, LostMass: mass})
-		if err != nil {
-			return fmt.Errorf("layer %d: %w", l, err)
-		}
-		s.count(rep, experts)
-		for i := range x {
-			x[i] += y[i]
-		}
-		for i := range mass {
-			lost[i] += mass[i]
-		}
-	}
-	logits := grow(&s.logits, n*m.Vocab)
-	m.Head(s.batch, x, logits)
-	s.batch.Commit()
-	s.stats.Steps++
-	return s.agree(ctx, logits, lost)
-}
-
-// compute runs the experts that live here on the rows that came.
-func (s *server) compute(layer int, h ep.Handle, y []float32) error {
-	x, w := h.X(), s.m.Hidden
-	for _, b := range h.Blocks() {
-		if b.Count == 0 {
-			continue
-		}
-		lo, hi := b.Offset*w, (b.Offset+b.Count)*w
-		if err := s.m.Expert(s.batch, layer, b.Expert, x[lo:hi], y[lo:hi]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// count keeps the books of one layer.
-func (s *server) count(rep ep.Report, experts []int32) {
-	s.stats.Reruns += int64(rep.Reruns)
-	s.stats.Computed += int64(rep.Rows)
-	s.table.Reset(s.place, rep.Active, s.w.Rank())
-	row := int64(4 * s.m.Hidden)
-	for _, e := range experts {
-		if o := s.table.Owner(int(e)); o >= 0 {
-			s.stats.Rows++
-			if o != s.w.Rank() {
-				s.stats.RemoteRows++
-				s.stats.LinkBytes += row
-			}
-		}
-	}
-	own := int64(0) // of the rows computed here, those that went back to others
-	own = int64(rep.Rows)
-	for _, e := range experts {
-		if s.table.Owner(int(e)) == s.w.Rank() {
-			own--
-		}
-	}
-	s.stats.LinkBytes += own * row
-}
-
 // agree makes the step's bytes known to all and applies them. What a lost rank had is not there; its requests go on with
 // another owner from what was agreed before.
-func (s *server) agree(ctx context.Context, logits, lost []float32) error {
-	size, v := s.w.Size(), s.m.Vocab
-	each := 4 + recordBytes*len(s.cfg.Prompts)
-	mine, all := grow(&s.mine, each), grow(&s.gather, each*size)
+//
+// A rank contributes the number of its bytes (4), then for each {request (4), byte (4), hash (8), lost mass (8)}.
+func (s *server) agree(ctx context.Context, logits []float32) error {
+	const record = 24
+	le, v, n := binary.LittleEndian, s.m.Vocab, len(s.cfg.Prompts)
+	each := 4 + record*n
+	mine, all := grow(&s.mine, each), grow(&s.gather, each*s.w.Size())
 	clear(mine)
-	binary.LittleEndian.PutUint32(mine, uint32(len(s.last)))
+	le.PutUint32(mine, uint32(len(s.last)))
 	for i, l := range s.last {
-		lg := logits[l.row*v : (l.row+1)*v]
-		b := mine[4+i*recordBytes:]
-		binary.LittleEndian.PutUint32(b, uint32(l.req))
-		binary.LittleEndian.PutUint32(b[4:], uint32(model.Argmax(lg)))
-		binary.LittleEndian.PutUint64(b[8:], hash(lg))
-		binary.LittleEndian.PutUint32(b[16:], math.Float32bits(lost[l.row]))
+		lg, b := logits[l.row*v:(l.row+1)*v], mine[4+i*record:]
+		le.PutUint32(b, uint32(l.req))
+		b[4] = s.cfg.Sampling.pick(lg, l.req, len(s.st.requests[l.req].Text))
+		le.PutUint64(b[8:], hash(lg))
+		le.PutUint64(b[16:], math.Float64bits(s.owed[l.req]))
+		s.owed[l.req] = 0
 	}
 	res, err := s.w.AllGather(ctx, pg.U8(all), pg.U8(mine), nil)
 	if err != nil {
 		return err
 	}
 	s.st.active = res.Active.Slots()
-	for r := range size {
+	for r := range s.w.Size() {
 		if !res.Active.Has(r) {
 			continue
 		}
-		b := all[r*each:]
-		n := binary.LittleEndian.Uint32(b)
-		if int(n) > len(s.cfg.Prompts) {
-			return fmt.Errorf("serve: rank %d gives %d bytes for %d requests", r, n, len(s.cfg.Prompts))
+		b := all[r*each : (r+1)*each]
+		count := le.Uint32(b)
+		if count > uint32(n) {
+			return fmt.Errorf("serve: rank %d gives %d bytes for %d requests", r, count, n)
 		}
-		for i := range int(n) {
-			p := b[4+i*recordBytes:]
-			req, tok := int(binary.LittleEndian.Uint32(p)), byte(binary.LittleEndian.Uint32(p[4:]))
-			pos := 0
-			if req < len(s.st.requests) {
-				pos = len(s.st.requests[req].Text)
-			}
-			if err := s.st.apply(req, tok, s.max(req)); err != nil {
+		for b = b[4:]; count > 0; count-- {
+			t := token{int(le.Uint32(b)), b[4], le.Uint64(b[8:]), math.Float64frombits(le.Uint64(b[16:]))}
+			if err := s.applied(r, t); err != nil {
 				return err
 			}
-			if r == s.w.Rank() {
-				s.emit(Event{
-					Kind: "token", Request: req, Pos: pos, Token: int(tok),
-					Hash: binary.LittleEndian.Uint64(p[8:]), Lost: math.Float32frombits(binary.LittleEndian.Uint32(p[16:])),
-				})
-			}
+			b = b[record:]
 		}
 	}
 	if res.Epoch != s.epoch {
@@ -359,7 +337,17 @@ func (s *server) agree(ctx context.Context, logits, lost []float32) error {
 	return nil
 }
 
-// max is how many bytes a request gets: no more than the model's context has room for.
-func (s *server) max(req int) int {
-	return min(s.cfg.Max, s.m.Context-len(model.Prompt(s.cfg.Prompts[req])))
+// applied puts one byte that rank r made into the state.
+func (s *server) applied(r int, t token) error {
+	if t.request >= len(s.cfg.Prompts) {
+		return fmt.Errorf("serve: rank %d gives a byte for request %d of %d", r, t.request, len(s.cfg.Prompts))
+	}
+	pos := len(s.st.requests[t.request].Text)
+	if err := s.st.apply(t, s.cfg.most(s.m, t.request)); err != nil {
+		return err
+	}
+	if r == s.w.Rank() {
+		s.emit(Event{Kind: "token", Request: t.request, Pos: pos, Token: int(t.token), Hash: t.hash, Lost: t.lost})
+	}
+	return nil
 }

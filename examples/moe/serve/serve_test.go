@@ -3,7 +3,8 @@ package serve
 import (
 	"context"
 	"fmt"
-	"sync"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -19,19 +20,33 @@ const weights = "../weights/model.safetensors"
 
 var prompts = []string{"// Package tree ", "func main() {\n", "type Server struct {\n\tmu sync.Mutex\n", "package x\n\nimport (\n", "if err != nil {"}
 
-// serveAll serves the prompts on n ranks of this process and returns the answers that they agreed on.
-func serveAll(t *testing.T, n int, links string, most int) []Answer {
+// testConfig is a short run with sampling.
+func testConfig(most int) Config {
+	return Config{Prompts: prompts, Max: most, Replicas: 2, Sampling: Sampling{Temperature: 0.7, TopK: 40, Seed: 3}}
+}
+
+func reference(t *testing.T, cfg Config) []Answer {
+	t.Helper()
+	m, err := model.Load(weights, nil)
+	require.NoError(t, err)
+	want, err := Reference(context.Background(), m, cfg, nil)
+	require.NoError(t, err)
+	return want
+}
+
+// serveAll serves on n ranks of this process and returns what each of them says at the end.
+func serveAll(t *testing.T, n int, links string, cfgs ...Config) ([][]Answer, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	st, err := rendezvous.Open(ctx, fmt.Sprintf("mem://%s-%d", t.Name(), time.Now().UnixNano()))
 	require.NoError(t, err)
-	as := make([]Answer, len(prompts))
-	var mu sync.Mutex
+	ends := make([][]Answer, n)
 	var eg errgroup.Group
 	for r := range n {
 		eg.Go(func() error {
-			m, err := Load(weights, r, n, 2, 16)
+			cfg := cfgs[r%len(cfgs)]
+			m, err := Load(weights, r, n, cfg.Replicas, 16)
 			if err != nil {
 				return err
 			}
@@ -40,16 +55,9 @@ func serveAll(t *testing.T, n int, links string, most int) []Answer {
 				return err
 			}
 			defer w.Close()
-			err = Run(ctx, w, m, Config{Prompts: prompts, Max: most}, func(e Event) {
-				if e.Kind != "token" {
-					return
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				a := &as[e.Request]
-				a.Hashes = append(a.Hashes, e.Hash)
-				if e.Token != 0 {
-					a.Text = append(a.Text, byte(e.Token))
+			err = Run(ctx, w, m, cfg, func(e Event) {
+				if e.Kind == "done" {
+					ends[r] = e.Answers
 				}
 			})
 			if err != nil {
@@ -58,22 +66,75 @@ func serveAll(t *testing.T, n int, links string, most int) []Answer {
 			return w.Leave(ctx)
 		})
 	}
-	require.NoError(t, eg.Wait())
-	return as
+	return ends, eg.Wait()
 }
 
-// Every logit's bits agree with those of one process, for any number of ranks and over any link.
+// Every logit's bits agree with those of one process, for any number of ranks and over any link, greedy and sampled.
 func TestSameBitsOnAnyNumberOfRanks(t *testing.T) {
-	m, err := model.Load(weights, nil)
-	require.NoError(t, err)
-	const most = 24
-	want, err := Reference(context.Background(), m, prompts, most, nil)
-	require.NoError(t, err)
-	for _, links := range []string{"auto", "tcp"} {
-		for n := 1; n <= 4; n++ {
-			t.Run(fmt.Sprintf("%s/%d", links, n), func(t *testing.T) {
-				require.Equal(t, want, serveAll(t, n, links, most))
-			})
+	for _, temperature := range []float64{0, 0.7} {
+		cfg := testConfig(12)
+		cfg.Sampling.Temperature = temperature
+		want := reference(t, cfg)
+		for _, links := range []string{"auto", "tcp"} {
+			for n := 1; n <= 4; n++ {
+				if testing.Short() && (n == 2 || temperature == 0) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/%s/%d", temperature, links, n), func(t *testing.T) {
+					ends, err := serveAll(t, n, links, cfg)
+					require.NoError(t, err)
+					for r := range ends {
+						require.Equal(t, want, ends[r], "rank %d", r)
+					}
+				})
+			}
 		}
+	}
+}
+
+// How a prompt is cut into pieces changes nothing either.
+func TestSameBitsInAnyPieces(t *testing.T) {
+	cfg := testConfig(6)
+	want := reference(t, cfg)
+	for _, rows := range []int{3, 7} { // 3: fewer than a rank has requests, so that they take turns
+		cfg.Rows = rows
+		ends, err := serveAll(t, 2, "auto", cfg)
+		require.NoError(t, err)
+		require.Equal(t, want, ends[0], "%d rows", rows)
+	}
+}
+
+func TestRanksThatServeSomethingElseAreTold(t *testing.T) {
+	other := testConfig(8)
+	other.Sampling.Seed++
+	_, err := serveAll(t, 2, "auto", testConfig(8), other)
+	require.ErrorContains(t, err, "serves something else")
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	m, err := model.Load(weights, func(int, int) bool { return false })
+	require.NoError(t, err)
+	for want, cfg := range map[string]Config{
+		"0 bytes for each prompt":       {Prompts: prompts},
+		"prompt 1 has 512 bytes, the m": {Prompts: []string{"a", string(make([]byte, m.Context))}, Max: 1},
+	} {
+		_, err := Reference(context.Background(), m, cfg, nil)
+		require.ErrorContains(t, err, want)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err = Reference(ctx, m, testConfig(1), nil)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A file that is cut off, or is something else, is an error that names it.
+func TestWrongWeights(t *testing.T) {
+	whole, err := os.ReadFile(weights)
+	require.NoError(t, err)
+	for name, b := range map[string][]byte{"cut": whole[:len(whole)/2], "empty": nil, "foreign": []byte("\x7fELF and so on, which are no weights")} {
+		path := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		_, err := Load(path, 0, 4, 2, 16)
+		require.ErrorContains(t, err, path)
 	}
 }

@@ -1,35 +1,51 @@
-// Package serve answers prompts with the model of examples/moe, expert-parallel over the ranks of a world: each rank runs
-// attention for its own requests and holds its share of the experts; every expert has a replica on another rank. When a
-// rank dies, the survivors go on with the step they are in, take over its requests and resume them from the bytes that
-// were already agreed. A replacement enters at the next step.
 package serve
 
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 )
 
-// Request is one prompt and what has been generated for it so far. All ranks hold all requests, equal.
-type Request struct {
-	Text  []byte // generated and agreed
+// request is one prompt and what has been generated for it so far. All ranks hold all requests, equal.
+type request struct {
+	Answer
 	Done  bool
-	Owner int // slot; -1: nobody yet
+	Owner int // slot, nobody or gone
 }
+
+// No owner.
+const (
+	nobody = -1 // yet
+	gone   = -2 // it died
+)
 
 // state is what all ranks agree on between two steps. Its methods are pure: they make the same of the same on every rank.
 type state struct {
 	step     uint64
+	joins    int   // replacements that have entered
 	active   []int // slots, ascending
-	requests []Request
+	requests []request
 }
 
 func newState(n int, active []int) *state {
-	s := &state{active: active, requests: make([]Request, n)}
+	s := &state{active: active, requests: make([]request, n)}
 	for i := range s.requests {
-		s.requests[i].Owner = -1
+		s.requests[i].Owner = nobody
 	}
 	return s
+}
+
+// enter is the set after a Boundary at which the processes of fresh came in: what belonged to their slots belonged to
+// others before them.
+func (s *state) enter(active, fresh []int) {
+	s.active = active
+	s.joins += len(fresh)
+	for i := range s.requests {
+		if r := &s.requests[i]; slices.Contains(fresh, r.Owner) {
+			r.Owner = gone
+		}
+	}
 }
 
 // assign gives every unfinished request a living owner: first those without one, to who has the fewest (the lowest slot on
@@ -44,11 +60,11 @@ func (s *state) assign() (taken []int) {
 		if r.Done {
 			continue
 		}
-		if _, ok := load[r.Owner]; ok {
+		if _, lives := load[r.Owner]; lives {
 			load[r.Owner]++
-		} else if r.Owner >= 0 {
+		} else if r.Owner != nobody {
 			taken = append(taken, i)
-			r.Owner = -1
+			r.Owner = nobody
 		}
 	}
 	least := func() int {
@@ -61,7 +77,7 @@ func (s *state) assign() (taken []int) {
 		return best
 	}
 	for i := range s.requests {
-		if r := &s.requests[i]; !r.Done && r.Owner < 0 {
+		if r := &s.requests[i]; !r.Done && r.Owner == nobody {
 			r.Owner = least()
 			load[r.Owner]++
 		}
@@ -77,77 +93,113 @@ func (s *state) assign() (taken []int) {
 	return taken
 }
 
-// finished says that nothing is left to do.
-func (s *state) finished() bool {
-	for i := range s.requests {
-		if !s.requests[i].Done {
-			return false
-		}
-	}
-	return true
+// answered says that every request is.
+func (s *state) answered() bool {
+	return !slices.ContainsFunc(s.requests, func(r request) bool { return !r.Done })
 }
 
-// apply puts one agreed byte at the end of a request. max is how many it gets.
-func (s *state) apply(req int, token byte, max int) error {
-	if req < 0 || req >= len(s.requests) || s.requests[req].Done {
-		return fmt.Errorf("serve: a rank gives a byte for request %d, which is not open", req)
+// token is one agreed byte of a request.
+type token struct {
+	request int
+	token   byte
+	hash    uint64
+	lost    float64
+}
+
+// apply puts an agreed byte at the end of its request, which gets most of them.
+func (s *state) apply(t token, most int) error {
+	if t.request < 0 || t.request >= len(s.requests) || s.requests[t.request].Done {
+		return fmt.Errorf("serve: a rank gives a byte for request %d, which is not open", t.request)
 	}
-	r := &s.requests[req]
-	if token == 0 {
+	r := &s.requests[t.request]
+	r.Hashes = append(r.Hashes, t.hash)
+	r.Lost += t.lost
+	if t.token == 0 {
 		r.Done = true
 		return nil
 	}
-	r.Text = append(r.Text, token)
-	r.Done = len(r.Text) >= max
+	r.Text = append(r.Text, t.token)
+	r.Done = len(r.Text) >= most
 	return nil
+}
+
+// answers are all requests' so far.
+func (s *state) answers() []Answer {
+	as := make([]Answer, len(s.requests))
+	for i, r := range s.requests {
+		as[i] = r.Answer
+	}
+	return as
 }
 
 // encode is what a newcomer gets:
 //
-//	step (8), number of active slots (4), slots (4 each), number of requests (4),
-//	then each {owner (4), done (1), length (4), text}
-func (s *state) encode() []byte {
-	b := binary.LittleEndian.AppendUint64(nil, s.step)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.active)))
+//	step (8), joins (4), number of active slots (4), slots (4 each), number of requests (4), then each
+//	{owner (4), done (1), lost (8), length of text (4), number of hashes (4), text, hashes (8 each)}
+func (s *state) encode(b []byte) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint64(b, s.step)
+	b = le.AppendUint32(b, uint32(s.joins))
+	b = le.AppendUint32(b, uint32(len(s.active)))
 	for _, a := range s.active {
-		b = binary.LittleEndian.AppendUint32(b, uint32(a))
+		b = le.AppendUint32(b, uint32(a))
 	}
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(s.requests)))
+	b = le.AppendUint32(b, uint32(len(s.requests)))
 	for _, r := range s.requests {
-		b = binary.LittleEndian.AppendUint32(b, uint32(int32(r.Owner)))
+		b = le.AppendUint32(b, uint32(int32(r.Owner)))
 		done := byte(0)
 		if r.Done {
 			done = 1
 		}
-		b = binary.LittleEndian.AppendUint32(append(b, done), uint32(len(r.Text)))
+		b = le.AppendUint64(append(b, done), math.Float64bits(r.Lost))
+		b = le.AppendUint32(b, uint32(len(r.Text)))
+		b = le.AppendUint32(b, uint32(len(r.Hashes)))
 		b = append(b, r.Text...)
+		for _, h := range r.Hashes {
+			b = le.AppendUint64(b, h)
+		}
 	}
 	return b
 }
 
+// decoder takes numbers off the front of its bytes; what is missing reads as zero, and bad is set.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+var zeros [8]byte
+
+func (d *decoder) take(n uint64) []byte {
+	if n > uint64(len(d.b)) {
+		d.bad, d.b = true, nil
+		return zeros[:min(n, uint64(len(zeros)))]
+	}
+	x := d.b[:n]
+	d.b = d.b[n:]
+	return x
+}
+
+func (d *decoder) u32() uint32 { return binary.LittleEndian.Uint32(d.take(4)) }
+func (d *decoder) u64() uint64 { return binary.LittleEndian.Uint64(d.take(8)) }
+
 func decodeState(b []byte) (*state, error) {
-	bad := false
-	take := func(n uint32) []byte {
-		if uint64(n) > uint64(len(b)) {
-			bad = true
-			return make([]byte, min(n, 8))
+	d := &decoder{b: b}
+	s := &state{step: d.u64(), joins: int(d.u32())}
+	for n := d.u32(); n > 0 && !d.bad; n-- {
+		s.active = append(s.active, int(d.u32()))
+	}
+	for n := d.u32(); n > 0 && !d.bad; n-- {
+		r := request{Owner: int(int32(d.u32())), Done: d.take(1)[0] == 1}
+		r.Lost = math.Float64frombits(d.u64())
+		text, hashes := d.u32(), d.u32()
+		r.Text = append(r.Text, d.take(uint64(text))...)
+		for ; hashes > 0 && !d.bad; hashes-- {
+			r.Hashes = append(r.Hashes, d.u64())
 		}
-		x := b[:n]
-		b = b[n:]
-		return x
-	}
-	u32 := func() uint32 { return binary.LittleEndian.Uint32(take(4)) }
-	s := &state{step: binary.LittleEndian.Uint64(take(8))}
-	for n := u32(); n > 0 && !bad; n-- {
-		s.active = append(s.active, int(u32()))
-	}
-	for n := u32(); n > 0 && !bad; n-- {
-		r := Request{Owner: int(int32(u32()))}
-		r.Done = take(1)[0] == 1
-		r.Text = slices.Clone(take(u32()))
 		s.requests = append(s.requests, r)
 	}
-	if bad || len(b) > 0 || len(s.active) == 0 {
+	if d.bad || len(d.b) > 0 || len(s.active) == 0 {
 		return nil, fmt.Errorf("serve: the state that the members attached cannot be read")
 	}
 	return s, nil
