@@ -24,7 +24,7 @@ func twoHosts(t *testing.T, args rankArgs) (*world, []*harness.Host) {
 	w := newWorld(t, args)
 	where, opts := hosted(hosts)
 	w.opts = opts
-	w.edit = func(a *rankArgs) { a.Listen, a.Limit = where(a.Rank).IP, 300*time.Millisecond }
+	w.edit = func(a *rankArgs) { a.Listen = where(a.Rank).IP }
 	return w, hosts
 }
 
@@ -75,7 +75,7 @@ func TestHostIsLost(t *testing.T) {
 				continue // then the others have no quorum: as with cut
 			}
 			t.Run(fmt.Sprintf("cut%v/host%d", cut, lost), func(t *testing.T) {
-				w, hosts := twoHosts(t, rankArgs{Links: "auto", Mode: pg.Continue, Seed: seed})
+				w, hosts := twoHosts(t, rankArgs{Links: "auto", Mode: pg.Continue, Seed: seed, Limit: 500 * time.Millisecond})
 				for r := range founders {
 					w.start(r, nil)
 				}
