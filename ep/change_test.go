@@ -177,3 +177,45 @@ func TestGroupGrows(t *testing.T) {
 		}
 	})
 }
+
+// The group gets a new version between the routing and the start: the batch is routed again, for that one.
+func TestVersionMovesUnderStart(t *testing.T) {
+	cfg := config(t, 4, 2, 3, 4, 1, 1)
+	w := newWorld(1, cfg.SlotBytes(1))
+	g := w.group(0)
+	w.at = func(_ int, seq uint64, point string) {
+		if seq == 1 && point == "start.before" && w.version < 3 {
+			w.boundary(0, []*fakeGroup{g})
+		}
+	}
+	buf, err := Open(t.Context(), g, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := randomBatch(8, 0, 0, &cfg, 4)
+	r := step(t.Context(), buf, b)
+	wantReport(t, &cfg, buf, b, r)
+	if r.rep.Epoch != 3 {
+		t.Errorf("version %d", r.rep.Epoch)
+	}
+}
+
+// All slots are with steps that were released before they were received: the next step waits for their outcomes.
+func TestAllHandlesReleasedEarly(t *testing.T) {
+	cfg := config(t, 4, 2, 3, 4, 2, 1)
+	w := newWorld(2, cfg.SlotBytes(2))
+	all(t, w, cfg, func(ctx context.Context, buf *Buffer) {
+		b := randomBatch(8, uint64(buf.rank), 0, &cfg, 4)
+		for range 2 {
+			for range 4 {
+				h, err := buf.StartDispatch(ctx, b.x, b.experts, b.weights)
+				if err != nil {
+					t.Error(err)
+				}
+				defer h.Release()
+				h.Release()
+			}
+		}
+		wantReport(t, &cfg, buf, b, step(ctx, buf, b))
+	})
+}
