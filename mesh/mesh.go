@@ -232,6 +232,14 @@ func (m *Mesh) Peers() []*Peer {
 	return out
 }
 
+// Peer returns the peer of that process, nil if there is none: also one whose handshake is done here and whose connection
+// the loop has not got yet. It has its memory by then, and what is sent waits for the connection.
+func (m *Mesh) Peer(n Nonce) *Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peers[n]
+}
+
 // Close says goodbye to all peers, for whom this process is dead from then on, and ends the loop. It must not be called
 // on the loop's thread. The own segment stays mapped while the Mesh is reachable, and a peer's while its Peer is, because
 // somebody may still be reading.

@@ -364,15 +364,9 @@ func (w *World) add(fg fault.Group, slots []int, o Options, view *fault.View) er
 	return nil
 }
 
-// find is the linked peer with that nonce, nil if there is none.
-func (w *World) find(n fault.Nonce) *mesh.Peer {
-	for _, p := range w.mesh.Peers() {
-		if p.Nonce() == mesh.Nonce(n) {
-			return p
-		}
-	}
-	return nil
-}
+// find is the peer with that nonce, nil if there is none. It counts from when its handshake is done here: the newcomer
+// takes itself for linked then, and a view with it may come before our loop has got the connection.
+func (w *World) find(n fault.Nonce) *mesh.Peer { return w.mesh.Peer(mesh.Nonce(n)) }
 
 // Close ends this process's membership without a word to the others: to them it is lost. Leave is the polite way.
 func (w *World) Close() error {
