@@ -29,7 +29,8 @@ type member struct {
 	entered         string
 	armed, missed   bool
 	gone, mayBeGone bool
-	dies            string // where
+	dies            string   // where
+	heard           []string // all that it said
 }
 
 // epochLine is the first step of an epoch: the same on all ranks but for when it was complete.
@@ -142,6 +143,7 @@ func (p *population) until(d time.Duration, what string, cond func() bool) error
 }
 
 func (m *member) hear(text string, res *Result) error {
+	m.heard = append(m.heard, text)
 	word, rest, _ := strings.Cut(text, " ")
 	switch word {
 	case "epoch":
@@ -245,31 +247,44 @@ func (p *population) replace(victim *member) (*member, error) {
 	return m, err
 }
 
-// keep asks what still lives for its goroutines, by SIGQUIT, which ends it, and writes down what all have said.
+// keep asks what still lives where it is, and for its goroutines, by SIGQUIT, which ends it, and writes down what all have
+// said.
 func (p *population) keep() {
 	p.trials++
 	if p.o.Keep == "" {
 		return
 	}
-	for _, m := range p.live {
-		select {
-		case <-m.done:
-		default:
-			_ = m.cmd.Process.Signal(syscall.SIGQUIT)
-		}
-	}
-	deadline := time.After(2 * time.Second)
-	for r, m := range p.live {
-		for waiting := true; waiting; {
+	listen := func(d time.Duration, until func() bool) {
+		for t := time.After(d); !until(); {
 			select {
-			case <-m.done:
-				waiting = false
-			case <-p.events:
-			case <-deadline:
-				waiting = false
+			case e := <-p.events:
+				if m := p.live[e.p.rank]; m != nil && m.proc == e.p {
+					m.heard = append(m.heard, e.text)
+				}
+			case <-t:
+				return
 			}
 		}
-		s := strings.Join(p.res.Violations, "\n") + "\n" + m.stderr() + "\n"
+	}
+	for _, m := range p.live {
+		_ = m.tell("state")
+	}
+	listen(200*time.Millisecond, func() bool { return false })
+	for _, m := range p.live {
+		_ = m.cmd.Process.Signal(syscall.SIGQUIT)
+	}
+	listen(3*time.Second, func() bool {
+		return p.all(nil, func(m *member) bool {
+			select {
+			case <-m.done:
+				return true
+			default:
+				return false
+			}
+		})
+	})
+	for r, m := range p.live {
+		s := fmt.Sprintf("%s\n\n%s\n\n%s\n", strings.Join(p.res.Violations, "\n"), strings.Join(m.heard, "\n"), m.stderr())
 		_ = os.WriteFile(filepath.Join(p.o.Keep, fmt.Sprintf("%s.%d.rank%d.txt", p.res.Name, p.trials, r)), []byte(s), 0o644)
 	}
 }

@@ -40,8 +40,10 @@ type stepper struct {
 	grave []byte // where the time of death goes; a file that outlives us
 	dies  atomic.Pointer[order]
 	wrong int
+	at    atomic.Int64 // step
+	where atomic.Pointer[string]
 
-	in, sum   []int64
+	mine, sum []int64
 	each, in1 []int64
 }
 
@@ -54,8 +56,9 @@ type stepper struct {
 //	lost E NS A,B why                an event of the world: the view of epoch E, installed at that time, is without A and B
 //	armed, missed                    an order to die has been prepared; its point was not passed in many steps
 //	violation ...
+//	state: ...                       the answer to "state"
 func (r *rank) steps() error {
-	s := &stepper{rank: r, in: make([]int64, 2), sum: make([]int64, 2), in1: make([]int64, 1)}
+	s := &stepper{rank: r, mine: make([]int64, 2), sum: make([]int64, 2), in1: make([]int64, 1)}
 	if err := s.dig(); err != nil {
 		return err
 	}
@@ -75,6 +78,7 @@ func (r *rank) steps() error {
 		s.step = int(binary.LittleEndian.Uint64(w.Joined().Attach))
 	}
 	r.say("ready")
+	s.in("start")
 	go s.obey()
 	for ; ; s.step++ {
 		s.news()
@@ -92,6 +96,7 @@ func (r *rank) steps() error {
 // one is one step. A newcomer stands in the Boundary of its first already.
 func (s *stepper) one(fresh bool) error {
 	ctx := s.ctx
+	s.in("boundary")
 	if !fresh {
 		at := func() []byte { return binary.LittleEndian.AppendUint64(nil, uint64(s.step)) }
 		if _, err := s.w.Boundary(ctx, at); err != nil {
@@ -99,6 +104,7 @@ func (s *stepper) one(fresh bool) error {
 		}
 	}
 	s.l.fill(s.step, factor)
+	s.in("ep")
 	disarm := s.arm(phaseEP)
 	rep, err := ep.Step(ctx, s.l.buf, s.l.x, s.l.e, s.l.w, s.compute, &ep.Output{Y: s.l.y, LostMass: s.l.mass})
 	if err != nil {
@@ -109,6 +115,7 @@ func (s *stepper) one(fresh bool) error {
 		s.violation("ep step in epoch %d with ranks %v: %s", rep.Epoch, rep.Active.Slots(), bad)
 	}
 	defer s.arm(phaseWorld)()
+	s.in("world")
 	if s.step&1 == 1 {
 		return s.gather()
 	}
@@ -116,8 +123,8 @@ func (s *stepper) one(fresh bool) error {
 }
 
 func (s *stepper) reduce() error {
-	s.in[0], s.in[1] = 1<<s.w.Rank(), int64(s.step)
-	res, err := s.w.AllReduce(s.ctx, pg.I64(s.sum), pg.I64(s.in), dtype.Sum)
+	s.mine[0], s.mine[1] = 1<<s.w.Rank(), int64(s.step)
+	res, err := s.w.AllReduce(s.ctx, pg.I64(s.sum), pg.I64(s.mine), dtype.Sum)
 	if err != nil {
 		return fmt.Errorf("all_reduce: %w", err)
 	}
@@ -223,9 +230,28 @@ func (s *stepper) die() {
 	select {}
 }
 
-// obey prepares orders to die.
+// groups describes what the process knows of its groups.
+func (s *stepper) groups() string {
+	var all []string
+	for _, g := range s.w.Groups() {
+		set, version := g.Active()
+		all = append(all, fmt.Sprintf("group %x: version %d, ranks %s", g.ID(), version, list(set.Slots())))
+	}
+	return fmt.Sprintf("epoch %d; %s", s.w.Epoch(), strings.Join(all, "; "))
+}
+
+func (s *stepper) in(place string) {
+	s.at.Store(int64(s.step))
+	s.where.Store(&place)
+}
+
+// obey prepares orders to die, and answers "state".
 func (s *stepper) obey() {
 	for line := range s.told {
+		if line == "state" {
+			s.say("state: step %d in %s; %s", s.at.Load(), *s.where.Load(), s.groups())
+			continue
+		}
 		o := &order{}
 		if _, err := fmt.Sscanf(line, "die %s %s %d", &o.phase, &o.point, &o.nth); err != nil {
 			s.say("violation the order %q cannot be read: %v", line, err)
