@@ -30,6 +30,7 @@ func root() *cobra.Command {
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(
 		runCommand(),
+		benchCommand(),
 		rendezvousCommand(),
 		envCommand(),
 		versionCommand(),

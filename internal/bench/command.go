@@ -21,7 +21,7 @@ func Command() *cobra.Command {
 	c := &command{}
 	root := &cobra.Command{
 		Use:   "bench",
-		Short: "measure serry on this machine",
+		Short: "Measure serry on this machine",
 		Long: `Measure serry on this machine. Every rank is a process of its own, started by this one and ended with it.
 
 Times are written with their median, 99th percentile, mean and maximum. Where the project asks for a time, the
@@ -117,7 +117,7 @@ func single(r *Result, err error) ([]*Result, error) { return []*Result{r}, err 
 
 func (c *command) allreduce() *cobra.Command {
 	cfg := AllReduceDefaults()
-	cmd := c.sub("allreduce", "time all_reduce", `Time an all_reduce of int64, as each rank sees it: between barriers that are not timed, out of place and in place
+	cmd := c.sub("allreduce", "Time all_reduce", `Time an all_reduce of int64, as each rank sees it: between barriers that are not timed, out of place and in place
 in turn; then one after another. Asked for: 2 ranks, 8 bytes, median at most 1 µs.`,
 		func(ctx context.Context) ([]*Result, error) { return single(AllReduce(ctx, c.o, cfg)) })
 	f := cmd.Flags()
@@ -145,7 +145,7 @@ func shapeFlags(cmd *cobra.Command, s *shape) {
 
 func (c *command) ep() *cobra.Command {
 	cfg := EPDefaults()
-	cmd := c.sub("ep", "time dispatch and combine", `Time dispatch and combine, as each rank sees them, between barriers that are not timed. The experts give back what
+	cmd := c.sub("ep", "Time dispatch and combine", `Time dispatch and combine, as each rank sees them, between barriers that are not timed. The experts give back what
 they get. Asked for: with the defaults, median at most 100 µs.`,
 		func(ctx context.Context) ([]*Result, error) { return single(EP(ctx, c.o, cfg)) })
 	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
@@ -158,7 +158,7 @@ they get. Asked for: with the defaults, median at most 100 µs.`,
 func (c *command) failover() *cobra.Command {
 	cfg := FailoverDefaults()
 	bytes, points := size(cfg.Resident), "all"
-	cmd := c.sub("failover", "kill ranks and time the pause of the others", `Kill ranks while all run steps: a Boundary, an expert-parallel step, an all_reduce or all_gather. The victim kills
+	cmd := c.sub("failover", "Kill ranks and time the pause of the others", `Kill ranks while all run steps: a Boundary, an expert-parallel step, an all_reduce or all_gather. The victim kills
 itself with SIGKILL at a named point of the code, half of the times in dispatch or combine, after it has touched
 --resident bytes, which the kernel has to take back. The pause is from the kill until the last survivor has
 completed its first step without the dead rank. A replacement is let in before the next kill.
@@ -188,7 +188,7 @@ Points: `+strings.Join(FailoverPoints(), ", "),
 
 func (c *command) join() *cobra.Command {
 	cfg := JoinDefaults()
-	cmd := c.sub("join", "time how a replacement comes in", `Kill a rank, start a process for its place, and time that from its call of Join to the end of its first step. The
+	cmd := c.sub("join", "Time how a replacement comes in", `Kill a rank, start a process for its place, and time that from its call of Join to the end of its first step. The
 others run steps all the time. Asked for: 99th percentile at most 200 ms.`,
 		func(ctx context.Context) ([]*Result, error) { return single(Join(ctx, c.o, cfg)) })
 	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
@@ -200,7 +200,7 @@ others run steps all the time. Asked for: 99th percentile at most 200 ms.`,
 
 func (c *command) idle() *cobra.Command {
 	cfg := IdleDefaults()
-	cmd := c.sub("idle", "add up what ranks cost that do nothing", `Add up the processor time of ranks that have joined and opened an expert-parallel buffer, and do nothing. Asked for:
+	cmd := c.sub("idle", "Add up what ranks cost that do nothing", `Add up the processor time of ranks that have joined and opened an expert-parallel buffer, and do nothing. Asked for:
 4 ranks, 10 s, less than 100 ms in all.`,
 		func(ctx context.Context) ([]*Result, error) { return single(Idle(ctx, c.o, cfg)) })
 	cmd.Flags().IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of processes")
@@ -211,7 +211,7 @@ func (c *command) idle() *cobra.Command {
 
 func (c *command) all() *cobra.Command {
 	part := 1.0
-	cmd := c.sub("all", "everything that the project asks a time for", `Run every measurement with its defaults and list what was asked for and what was measured.`,
+	cmd := c.sub("all", "Run everything that the project asks a time for", `Run every measurement with its defaults and list what was asked for and what was measured.`,
 		func(ctx context.Context) ([]*Result, error) { return All(ctx, c.o, part) })
 	cmd.Flags().Float64Var(&part, "part", part, "this part of the calls, kills and replacements, for a quick look (0 to 1)")
 	return cmd
