@@ -61,7 +61,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	fs.SetOutput(stderr)
 	fs.StringVar(&o.weights, "weights", "examples/moe/weights/model.safetensors", "the weight `file`")
 	fs.StringVar(&o.goroot, "goroot", "", "the Go tree whose held-out files are read (default: what go env GOROOT prints)")
-	fs.IntVar(&o.sample, "bytes", 16384, "how many held-out `bytes` to sample; 0 takes all of every file's piece")
+	fs.IntVar(&o.sample, "bytes", 8192, "sample this `number` of held-out bytes, at most 2048 of a file; 0 samples every file")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object")
 	fs.StringVar(&o.logits, "logits", "", "print the logits of the text in this `file` (- is standard input) as JSON, and nothing else")
 	fs.StringVar(&o.greedy, "greedy", "", "print the likeliest continuation of this `text`, and nothing else")
