@@ -154,6 +154,7 @@ func (c *cluster) end(want []Answer) (taken int) {
 	}
 	for _, p := range c.all {
 		done := false
+		var answers []Answer
 		for _, e := range c.events(p) {
 			switch e.Kind {
 			case "token":
@@ -166,9 +167,11 @@ func (c *cluster) end(want []Answer) (taken int) {
 				told[e.Request][e.Pos] = true
 			case "taken":
 				taken += len(e.Requests)
+			case "answer":
+				answers = append(answers, *e.Answer)
 			case "done":
 				done = true
-				require.Equal(c.t, want, e.Answers, p.Name)
+				require.Equal(c.t, want, answers, p.Name)
 				half := e.Stats.AllExperts / int64(c.a.Size) * 2
 				require.LessOrEqual(c.t, e.Stats.ExpertBytes, half)
 			}

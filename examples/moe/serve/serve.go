@@ -60,22 +60,23 @@ func (c *Config) most(m *model.Model, req int) int {
 //	         takes a request over gives its last byte again: who made it may have died before it could say so
 //	step     Epoch, Active: the first step of an epoch is complete here
 //	taken    Epoch, Requests: those whose owner was gone, alike on all ranks
-//	done     Stats, Answers: everything is answered
+//	answer   Request, Answer: all of it, as every rank knows it when everything is answered
+//	done     Stats: the last event
 type Event struct {
-	Kind     string   `json:"kind"`
-	Rank     int      `json:"rank"`
-	Step     uint64   `json:"step"`
-	Time     int64    `json:"time"` // Unix nanoseconds
-	Request  int      `json:"request,omitempty"`
-	Pos      int      `json:"pos,omitempty"`
-	Token    int      `json:"token,omitempty"`
-	Hash     uint64   `json:"hash,omitempty"` // of the logits' bits
-	Lost     float64  `json:"lost_mass,omitempty"`
-	Epoch    uint64   `json:"epoch,omitempty"`
-	Active   []int    `json:"active,omitempty"`
-	Requests []int    `json:"requests,omitempty"`
-	Stats    *Stats   `json:"stats,omitempty"`
-	Answers  []Answer `json:"answers,omitempty"`
+	Kind     string  `json:"kind"`
+	Rank     int     `json:"rank"`
+	Step     uint64  `json:"step"`
+	Time     int64   `json:"time"` // Unix nanoseconds
+	Request  int     `json:"request,omitempty"`
+	Pos      int     `json:"pos,omitempty"`
+	Token    int     `json:"token,omitempty"`
+	Hash     uint64  `json:"hash,omitempty"` // of the logits' bits
+	Lost     float64 `json:"lost_mass,omitempty"`
+	Epoch    uint64  `json:"epoch,omitempty"`
+	Active   []int   `json:"active,omitempty"`
+	Requests []int   `json:"requests,omitempty"`
+	Answer   *Answer `json:"answer,omitempty"`
+	Stats    *Stats  `json:"stats,omitempty"`
 }
 
 // Stats is what a process has done.
@@ -176,8 +177,10 @@ func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(
 	for _, l := range w.Links() {
 		s.stats.SocketBytes += l.Out
 	}
-	st := s.stats
-	s.emit(Event{Kind: "done", Stats: &st, Answers: s.st.answers()})
+	for i := range s.st.requests {
+		s.emit(Event{Kind: "answer", Request: i, Answer: &s.st.requests[i].Answer})
+	}
+	s.emit(Event{Kind: "done", Stats: &s.stats})
 	return nil
 }
 

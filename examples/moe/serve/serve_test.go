@@ -56,8 +56,8 @@ func serveAll(t *testing.T, n int, links string, cfgs ...Config) ([][]Answer, er
 			}
 			defer w.Close()
 			err = Run(ctx, w, m, cfg, func(e Event) {
-				if e.Kind == "done" {
-					ends[r] = e.Answers
+				if e.Kind == "answer" {
+					ends[r] = append(ends[r], *e.Answer)
 				}
 			})
 			if err != nil {

@@ -123,15 +123,6 @@ func (s *state) apply(t token, most int) error {
 	return nil
 }
 
-// answers are all requests' so far.
-func (s *state) answers() []Answer {
-	as := make([]Answer, len(s.requests))
-	for i, r := range s.requests {
-		as[i] = r.Answer
-	}
-	return as
-}
-
 // encode is what a newcomer gets:
 //
 //	step (8), joins (4), number of active slots (4), slots (4 each), number of requests (4), then each

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -28,15 +27,55 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 type options struct {
 	ranks, prompts, most, replicas, flip int
 	out, weights, links                  string
-	noKill, noReference, json            bool
+	sampling                             serve.Sampling
+	noKill, plain, json                  bool
 }
 
-// run is main with its surroundings as arguments. Exit codes: 0, 1 an error, 2 bad usage, 3 not identical, 130 SIGINT.
+// stopped is the signal that ended the demo.
+type stopped struct{ sig syscall.Signal }
+
+func (s stopped) Error() string { return "stopped by " + s.sig.String() }
+
+// run is main with its surroundings as arguments. Exit codes: 0, 1 an error, 2 bad usage, 3 not identical, 128 and the
+// number of a signal that ended it.
 func run(args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	var o options
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	sigs := make(chan os.Signal, 1)
+	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(sigs)
+	go func() {
+		select {
+		case s := <-sigs:
+			stop(stopped{s.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
 	usage := true
+	err := command(stdout, stderr, args, &usage, func(o options) error { return demo(ctx, o, stdout, stderr) },
+		func(job string) error { return worker(ctx, job) })
+	if err == nil {
+		return 0
+	}
+	var s stopped
+	if cause := context.Cause(ctx); errors.As(cause, &s) {
+		err = s
+	}
+	fmt.Fprintln(stderr, "demo:", err)
+	switch {
+	case errors.As(err, &s):
+		return 128 + int(s.sig)
+	case usage:
+		return 2
+	case errors.Is(err, errDiffers):
+		return 3
+	}
+	return 1
+}
+
+// command reads the command line and runs what it says. usage becomes false once that is understood.
+func command(stdout, stderr io.Writer, args []string, usage *bool, demo func(options) error, worker func(string) error) error {
+	var o options
 	cmd := &cobra.Command{
 		Use:           "demo",
 		Short:         "Serve a MoE language model over processes that are killed and replaced, and compare every bit",
@@ -44,44 +83,38 @@ func run(args []string, stdout, stderr io.Writer) int {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(*cobra.Command, []string) error {
-			usage = false
-			return demo(ctx, o, stdout, stderr)
+			if err := o.check(); err != nil {
+				return err
+			}
+			*usage = false
+			return demo(o)
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&o.ranks, "ranks", "n", 4, "worker processes")
-	f.IntVar(&o.prompts, "prompts", len(prompts), "prompts to answer")
+	f.IntVarP(&o.ranks, "ranks", "n", 4, "worker processes, 1 to 16; of fewer than 3 none is killed")
+	f.IntVar(&o.prompts, "prompts", len(prompts), fmt.Sprintf("prompts to answer, 1 to %d", len(prompts)))
 	f.IntVar(&o.most, "max", 400, "bytes to generate for each prompt")
-	f.IntVar(&o.replicas, "replicas", 2, "replicas of each expert; 1: a kill loses experts")
-	f.IntVar(&o.flip, "flip", -1, "rank whose weights get one wrong bit, to see that it is noticed")
-	f.StringVar(&o.out, "out", "out/demo", "folder for report.json, timeline.svg, timeline.png")
+	f.IntVar(&o.replicas, "replicas", 2, "replicas of each expert; 1: a kill loses experts, and the answers differ")
+	f.Float64Var(&o.sampling.Temperature, "temperature", 0.7, "of the sampling; 0: always the likeliest byte")
+	f.IntVar(&o.sampling.TopK, "top-k", 40, "sample among so many of the likeliest bytes; 0: among all")
+	f.Uint64Var(&o.sampling.Seed, "seed", 1, "of the sampling")
+	f.IntVar(&o.flip, "flip", -1, "rank whose weights get one wrong bit, to see that it is noticed; -1: none")
+	f.StringVar(&o.out, "out", "out/demo", "folder for report.json, answers.txt, timeline.svg, timeline.png")
 	f.StringVar(&o.weights, "weights", "examples/moe/weights/model.safetensors", "the model")
 	f.StringVar(&o.links, "links", "auto", "auto (shared memory on one host) or tcp")
 	f.BoolVar(&o.noKill, "no-kill", false, "let everybody live")
-	f.BoolVar(&o.json, "json", false, "print the report instead of what happens")
-	work := &cobra.Command{
+	f.BoolVar(&o.plain, "plain", false, "lines instead of a picture that is redrawn, as without a terminal")
+	f.BoolVar(&o.json, "json", false, "print the report alone to stdout, and what happens to stderr")
+	cmd.AddCommand(&cobra.Command{
 		Use: "worker JOB", Hidden: true, Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, a []string) error { usage = false; return worker(ctx, a[0]) },
-	}
-	cmd.AddCommand(work)
+		RunE: func(_ *cobra.Command, a []string) error { *usage = false; return worker(a[0]) },
+	})
 	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetHelpCommand(&cobra.Command{Hidden: true})
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
-	err := cmd.Execute()
-	if err == nil {
-		return 0
-	}
-	fmt.Fprintln(stderr, "demo:", err)
-	switch {
-	case usage:
-		return 2
-	case ctx.Err() != nil:
-		return 130
-	case errors.Is(err, errDiffers):
-		return 3
-	}
-	return 1
+	return cmd.Execute()
 }
 
 func (o *options) check() error {
@@ -92,70 +125,61 @@ func (o *options) check() error {
 		return fmt.Errorf("--prompts is %d, want 1 to %d", o.prompts, len(prompts))
 	case o.most < 1:
 		return fmt.Errorf("--max is %d, want at least 1", o.most)
-	case o.replicas < 1 || o.replicas > o.ranks:
-		return fmt.Errorf("--replicas is %d, want 1 to %d", o.replicas, o.ranks)
+	case o.replicas < 1 || o.replicas > 16:
+		return fmt.Errorf("--replicas is %d, want 1 to 16", o.replicas)
+	case o.flip < -1 || o.flip >= o.ranks:
+		return fmt.Errorf("--flip is %d, want a rank, 0 to %d, or -1", o.flip, o.ranks-1)
+	case !(o.sampling.Temperature >= 0 && o.sampling.Temperature < 1000):
+		return fmt.Errorf("--temperature is %v, want 0 or more", o.sampling.Temperature)
+	case o.sampling.TopK < 0:
+		return fmt.Errorf("--top-k is %d, want 0 or more", o.sampling.TopK)
 	case o.links != "auto" && o.links != "tcp":
 		return fmt.Errorf("--links is %q, want auto or tcp", o.links)
 	case o.ranks < 3:
 		o.noKill = true
 	}
+	o.replicas = min(o.replicas, o.ranks)
 	return nil
 }
 
+// demo is the whole of it.
 func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
-	if err := o.check(); err != nil {
-		return err
-	}
 	show := stdout
 	if o.json {
 		show = stderr
 	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return fmt.Errorf("--out: %w", err)
+	res, err := newResults(o.out)
+	if err != nil {
+		return err
 	}
 	m, err := model.Load(o.weights, nil)
 	if err != nil {
 		return err
 	}
-	ps := prompts[:o.prompts]
+	j := job{Weights: o.weights, Experts: m.Experts, Flip: o.flip, Serve: serve.Config{
+		Prompts: prompts[:o.prompts], Max: o.most, Sampling: o.sampling, Replicas: o.replicas,
+	}}
+	if !o.noKill {
+		j.Serve.Joins = 2
+	}
 	fmt.Fprintf(show, "model: %d layers of %d experts (top %d), hidden %d, %.1f MiB of experts in f32\n",
-		m.Layers, m.Experts, m.TopK, m.Hidden, float64(m.ResidentExpertBytes())/(1<<20))
-	fmt.Fprintf(show, "single process: answering %d prompts, %d bytes each, for comparison\n", len(ps), o.most)
-	begin := time.Now()
-	want, err := serve.Reference(ctx, m, ps, o.most, func(done int) { fmt.Fprintf(show, "\r  %d/%d", done, len(ps)) })
+		m.Layers, m.Experts, m.TopK, m.Hidden, mib(m.ResidentExpertBytes()))
+	want, total, err := single(ctx, m, j.Serve, show)
 	if err != nil {
 		return err
 	}
-	n := 0
-	for _, a := range want {
-		n += len(a.Hashes)
-	}
-	fmt.Fprintf(show, "\r  %d bytes in %.1f s\n", n, time.Since(begin).Seconds())
-
-	j := job{Weights: o.weights, Experts: m.Experts, Flip: o.flip, Serve: serve.Config{Prompts: ps, Max: o.most, Replicas: o.replicas}}
-	b, err := json.Marshal(j)
+	fmt.Fprintf(show, "%d processes: every expert on %d of them, %s links\n", o.ranks, o.replicas, o.links)
+	s := newScreen(show, o.plain)
+	defer s.close()
+	w := newWatcher(s, j.Serve.Prompts, want, o.ranks, total)
+	kills, rejoins, err := play(ctx, o, j, w)
+	s.close()
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(o.out, "job.json")
-	if err := os.WriteFile(path, b, 0o644); err != nil {
-		return fmt.Errorf("--out: %w", err)
-	}
-	w := newWatcher(show, ps, want)
-	c, err := startCluster(ctx, o, path, w, stderr)
-	if err != nil {
-		return err
-	}
-	defer c.stop()
-	kills, rejoins, err := c.drama(ctx, o, n)
-	if err != nil {
-		return err
-	}
-	if err := c.wait(ctx); err != nil {
-		return err
-	}
-	r := w.report(o.ranks, o.links, kills, rejoins)
-	if err := w.write(o.out, r); err != nil {
+	r := w.report(o, kills, rejoins)
+	r.Model = fmt.Sprintf("%x", m.Digest)
+	if err := res.write(w, r); err != nil {
 		return err
 	}
 	if o.json {
@@ -173,28 +197,45 @@ func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// summary is what a person wants to know at the end.
-func (w *watcher) summary(out io.Writer, r *report, dir string) {
-	fmt.Fprintln(out)
-	for i, t := range w.text {
-		fmt.Fprintf(out, "--- answer %d\n%s\x1b[0m%s\n", i, w.prompts[i], t)
+// single answers the prompts in this process, for comparison. total is the number of bytes.
+func single(ctx context.Context, m *model.Model, cfg serve.Config, show io.Writer) (want []serve.Answer, total int, err error) {
+	begin := time.Now()
+	progress := func(int) {}
+	if isTerminal(show) {
+		progress = func(done int) {
+			fmt.Fprintf(show, "\rsingle process: %d of %d prompts", done, len(cfg.Prompts))
+		}
 	}
-	fmt.Fprintln(out)
-	for _, k := range r.Kills {
-		fmt.Fprintf(out, "kill -9 of rank %d: new view after %.1f ms, every survivor went on after %.1f ms (epoch %d), %d requests taken over\n",
-			k.Rank, k.DetectMs, k.ResumeMs, k.Epoch, k.Taken)
+	want, err = serve.Reference(ctx, m, cfg, progress)
+	if err != nil {
+		return nil, 0, err
 	}
-	for _, j := range r.Rejoins {
-		fmt.Fprintf(out, "rank %d again: first step %.0f ms after its call of Join (%.0f ms after the start of its process)\n", j.Rank, j.JoinMs, j.TotalMs)
+	for _, a := range want {
+		total += len(a.Hashes)
 	}
-	fmt.Fprintf(out, "bytes per second: %.0f before the first kill, %.0f until the last replacement served, %.0f after\n", r.Before, r.During, r.After)
-	for _, k := range r.Ranks {
-		fmt.Fprintf(out, "rank %d: %.2f of %.2f MiB of experts resident, %.0f %% of its expert rows computed elsewhere, %.1f MiB given to other ranks\n",
-			k.Rank, float64(k.ExpertBytes)/(1<<20), float64(k.AllExperts)/(1<<20), 100*k.RemoteShare, float64(k.LinkBytes)/(1<<20))
+	took := time.Since(begin).Seconds()
+	if isTerminal(show) {
+		fmt.Fprint(show, "\r\x1b[K")
 	}
-	fmt.Fprintf(out, "identical to a single process, every byte and every logit's bits: %v (%d bytes, lost mass %g)\n", r.Identical, r.Tokens, r.LostMass)
-	for _, d := range r.Differs {
-		fmt.Fprintln(out, "  differs:", d)
-	}
-	fmt.Fprintf(out, "report: %s, timeline: %s\n", filepath.Join(dir, "report.json"), filepath.Join(dir, "timeline.png"))
+	fmt.Fprintf(show, "single process: %d prompts answered for comparison, %d bytes in %.1f s\n", len(want), total, took)
+	return want, total, nil
 }
+
+// play runs the workers and what happens to them, until all is answered.
+func play(ctx context.Context, o options, j job, w *watcher) (kills []kill, rejoins []rejoin, err error) {
+	c, err := startCluster(ctx, o, j, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.close()
+	stop := w.painter()
+	defer stop()
+	if !o.noKill {
+		if kills, rejoins, err = c.drama(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return kills, rejoins, c.wait()
+}
+
+func mib(n int64) float64 { return float64(n) / (1 << 20) }

@@ -1,198 +1,243 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"image/color"
+	"io"
 	"os"
 	"path/filepath"
-	"sort"
+	"strings"
 	"time"
 
 	"github.com/serry-project/serry/examples/moe/serve"
 
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 )
 
-// rankReport is one process's share of the work, as its last incarnation counted it.
+// rankReport is one process's share of the work. Who was replaced took its count along: that of its last process is left.
 type rankReport struct {
 	Rank int `json:"rank"`
 	serve.Stats
-	RemoteShare float64 `json:"remote_share"` // of this rank's expert rows, computed by another rank
+	RemoteShare float64 `json:"remote_share"` // of its requests' expert rows, computed by another rank
 }
 
-// report is out/demo/report.json.
+// report is report.json.
 type report struct {
-	World     int          `json:"world"`
-	Links     string       `json:"links"`
-	Prompts   int          `json:"prompts"`
-	Tokens    int          `json:"tokens"`
-	Identical bool         `json:"identical"`
-	Differs   []string     `json:"differs,omitempty"`
-	LostMass  float64      `json:"lost_mass"`
-	Kills     []kill       `json:"kills"`
-	Rejoins   []rejoin     `json:"rejoins"`
-	Before    float64      `json:"tokens_per_s_before"`
-	During    float64      `json:"tokens_per_s_during"` // from the first kill to the last rejoin
-	After     float64      `json:"tokens_per_s_after"`
-	Seconds   float64      `json:"seconds"`
-	Ranks     []rankReport `json:"ranks"`
+	World       int          `json:"world"`
+	Links       string       `json:"links"`
+	Replicas    int          `json:"replicas"`
+	Model       string       `json:"model_sha256"`
+	Prompts     int          `json:"prompts"`
+	Max         int          `json:"max"`
+	Temperature float64      `json:"temperature"`
+	TopK        int          `json:"top_k"`
+	Seed        uint64       `json:"seed"`
+	Tokens      int          `json:"tokens"`
+	Identical   bool         `json:"identical"`
+	Differs     []string     `json:"differs,omitempty"`
+	LostMass    float64      `json:"lost_mass"`
+	Kills       []kill       `json:"kills"`
+	Rejoins     []rejoin     `json:"rejoins"`
+	Before      float64      `json:"tokens_per_s_before"`
+	During      float64      `json:"tokens_per_s_during"` // from the first kill to the last rejoin
+	After       float64      `json:"tokens_per_s_after"`
+	Seconds     float64      `json:"seconds"`
+	RemoteShare float64      `json:"remote_share"` // over all ranks
+	Ranks       []rankReport `json:"ranks"`
 }
 
-func (w *watcher) report(ranks int, links string, kills []kill, rejoins []rejoin) *report {
-	same, bad := w.identical()
+// report says what came of it, once all ranks have ended.
+func (w *watcher) report(o options, kills []kill, rejoins []rejoin) *report {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := &report{World: ranks, Links: links, Prompts: len(w.prompts), Tokens: w.tokens, Identical: same, Differs: bad, LostMass: w.lost, Kills: kills, Rejoins: rejoins}
-	if len(w.times) > 0 {
-		first, last := w.times[0], w.times[len(w.times)-1]
-		r.Seconds = last.Sub(first).Seconds()
-		from, to := last, last
-		if len(kills) > 0 {
-			from = kills[0].at
-			to = from
-		}
-		if n := len(rejoins); n > 0 {
-			to = rejoins[n-1].at
-		}
-		r.Before, r.During, r.After = w.rate(first, from), w.rate(from, to), w.rate(to, last)
+	differs := w.verdict()
+	r := &report{
+		World: o.ranks, Links: o.links, Replicas: o.replicas, Prompts: len(w.prompts), Max: o.most,
+		Temperature: o.sampling.Temperature, TopK: o.sampling.TopK, Seed: o.sampling.Seed,
+		Identical: len(differs) == 0, Differs: differs, Kills: []kill{}, Rejoins: append([]rejoin{}, rejoins...),
 	}
-	for k, s := range w.stats {
-		x := rankReport{Rank: k, Stats: *s}
-		if s.Rows > 0 {
-			x.RemoteShare = float64(s.RemoteRows) / float64(s.Rows)
+	for i := range w.hashes {
+		r.Tokens += len(w.hashes[i])
+		r.LostMass += w.lost[i]
+	}
+	for _, k := range kills {
+		k.finish(w)
+		r.Kills = append(r.Kills, k)
+	}
+	if begin, end := w.span(); !end.IsZero() {
+		r.Seconds = end.Sub(begin).Seconds()
+		first, last := end, end
+		if len(kills) > 0 {
+			first, last = kills[0].at, rejoins[len(rejoins)-1].at
+		}
+		r.Before, r.During, r.After = w.rate(begin, first), w.rate(first, last), w.rate(last, end)
+	}
+	rows, remote := int64(0), int64(0)
+	for k := range o.ranks {
+		x := rankReport{Rank: k}
+		if s := w.stats[k]; s != nil {
+			x.Stats = *s
+			rows, remote = rows+s.Rows, remote+s.RemoteRows
+			x.RemoteShare = share(s.RemoteRows, s.Rows)
 		}
 		r.Ranks = append(r.Ranks, x)
 	}
-	sort.Slice(r.Ranks, func(i, j int) bool { return r.Ranks[i].Rank < r.Ranks[j].Rank })
+	r.RemoteShare = share(remote, rows)
 	return r
 }
 
-// write leaves report.json, timeline.svg and timeline.png in dir.
-func (w *watcher) write(dir string, r *report) error {
-	b, err := json.MarshalIndent(r, "", "  ")
+func share(part, all int64) float64 {
+	if all == 0 {
+		return 0
+	}
+	return float64(part) / float64(all)
+}
+
+// span is from the first byte to the last. Under the lock.
+func (w *watcher) span() (begin, end time.Time) {
+	for _, t := range w.times {
+		if begin.IsZero() || t.Before(begin) {
+			begin = t
+		}
+		if t.After(end) {
+			end = t
+		}
+	}
+	return begin, end
+}
+
+// results is the folder of the files that are left.
+type results struct{ dir string }
+
+var resultFiles = []string{"report.json", "answers.txt", "timeline.svg", "timeline.png"}
+
+// roomFor is what the results take at most.
+const roomFor = 512 << 10
+
+// newResults makes the folder, takes an earlier run's results out of it, and sees that there is room for new ones: it
+// would be sad to find out at the end.
+func newResults(dir string) (*results, error) {
+	fail := func(err error) (*results, error) { return nil, fmt.Errorf("--out: %w", err) }
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fail(err)
+	}
+	r := &results{dir}
+	for _, name := range resultFiles {
+		if err := os.Remove(r.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fail(err)
+		}
+	}
+	if err := r.put("probe", make([]byte, roomFor)); err != nil {
+		return fail(err)
+	}
+	return r, os.Remove(r.path("probe"))
+}
+
+func (r *results) path(name string) string { return filepath.Join(r.dir, name) }
+
+// put writes a file, whole or not at all.
+func (r *results) put(name string, b []byte) error {
+	part := r.path("." + name + ".part")
+	err := os.WriteFile(part, b, 0o644)
+	if err == nil {
+		err = os.Rename(part, r.path(name))
+	}
+	if err != nil {
+		_ = os.Remove(part)
+	}
+	return err
+}
+
+// write leaves all results, or none.
+func (r *results) write(w *watcher, rep *report) error {
+	files := map[string][]byte{"answers.txt": w.text4people()}
+	b, err := json.MarshalIndent(rep, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(b, '\n'), 0o644); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
-	}
-	p, err := w.timeline(r)
+	files["report.json"] = append(b, '\n')
+	p, err := w.timeline(rep)
 	if err != nil {
-		return err
+		return fmt.Errorf("drawing the timeline: %w", err)
 	}
-	for _, f := range []string{"timeline.svg", "timeline.png"} {
-		if err := p.Save(24*vg.Centimeter, 11*vg.Centimeter, filepath.Join(dir, f)); err != nil {
+	for _, format := range []string{"svg", "png"} {
+		wt, err := p.WriterTo(26*vg.Centimeter, 13*vg.Centimeter, format)
+		if err != nil {
 			return fmt.Errorf("drawing the timeline: %w", err)
+		}
+		var b bytes.Buffer
+		if _, err := wt.WriteTo(&b); err != nil {
+			return fmt.Errorf("drawing the timeline: %w", err)
+		}
+		files["timeline."+format] = b.Bytes()
+	}
+	for _, name := range resultFiles {
+		if err := r.put(name, files[name]); err != nil {
+			for _, name := range resultFiles {
+				_ = os.Remove(r.path(name))
+			}
+			return fmt.Errorf("writing the results: %w", err)
 		}
 	}
 	return nil
 }
 
-var (
-	ink   = color.RGBA{40, 40, 48, 255}
-	blue  = color.RGBA{44, 102, 176, 255}
-	red   = color.RGBA{192, 44, 52, 255}
-	green = color.RGBA{32, 132, 76, 255}
-)
-
-// timeline draws bytes per second, each rank's life above it, and the kills and rejoins.
-func (w *watcher) timeline(r *report) (*plot.Plot, error) {
+// text4people are all answers in full.
+func (w *watcher) text4people() []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := plot.New()
-	p.Title.Text = fmt.Sprintf("%d ranks, %d prompts, %d bytes, identical: %v", r.World, r.Prompts, r.Tokens, r.Identical)
-	p.X.Label.Text, p.Y.Label.Text = "seconds", "bytes per second"
-	if len(w.times) == 0 {
-		return p, nil
+	var b strings.Builder
+	for i, t := range w.text {
+		fmt.Fprintf(&b, "=== %d: the prompt\n%s\n=== %d: the answer, %d bytes\n%s\n\n", i, clean(w.prompts[i]), i, len(t), clean(string(t)))
 	}
-	begin, end := w.times[0], w.times[len(w.times)-1]
-	x := func(t time.Time) float64 { return t.Sub(begin).Seconds() }
-	step := max(end.Sub(begin)/150, 20*time.Millisecond)
-	var pts plotter.XYs
-	top := 0.0
-	for t := begin; t.Before(end); t = t.Add(step) {
-		v := w.rate(t, t.Add(step))
-		pts = append(pts, plotter.XY{X: x(t.Add(step / 2)), Y: v})
-		top = max(top, v)
-	}
-	line, err := plotter.NewLine(pts)
-	if err != nil {
-		return nil, err
-	}
-	line.Color, line.Width = blue, vg.Points(1.5)
-	p.Add(plotter.NewGrid(), line)
-	p.Legend.Add("bytes per second", line)
-	bar := func(rank int, from, to time.Time) error {
-		y := top * (1.06 + 0.07*float64(rank))
-		l, err := plotter.NewLine(plotter.XYs{{X: x(from), Y: y}, {X: x(to), Y: y}})
-		if err != nil {
-			return err
-		}
-		l.Color, l.Width = green, vg.Points(4)
-		p.Add(l)
-		return nil
-	}
-	labels := plotter.XYLabels{}
-	for rank := range r.World {
-		from := begin
-		for _, k := range r.Kills {
-			if k.Rank == rank {
-				if err := bar(rank, from, k.at); err != nil {
-					return nil, err
-				}
-				from = end
+	return []byte(b.String())
+}
+
+// summary is what a person wants to know at the end.
+func (w *watcher) summary(out io.Writer, r *report, dir string) {
+	for i, t := range w.text {
+		fmt.Fprintf(out, "#%-2d %s\n", i, head(oneLine(w.prompts[i]), 100))
+		shown := 0
+		for l := range strings.Lines(clean(string(t))) {
+			if l = strings.TrimRight(l, " \n"); l != "" && shown < summaryLines {
+				fmt.Fprintf(out, "    %s\n", head(l, 100))
+				shown++
 			}
 		}
-		for _, j := range r.Rejoins {
-			if j.Rank == rank {
-				from = j.at
-			}
-		}
-		if from.Before(end) {
-			if err := bar(rank, from, end); err != nil {
-				return nil, err
-			}
-		}
-		labels.XYs = append(labels.XYs, plotter.XY{X: x(end), Y: top * (1.05 + 0.07*float64(rank))})
-		labels.Labels = append(labels.Labels, fmt.Sprintf(" rank %d", rank))
 	}
-	upright := func(at time.Time, c color.Color, what string, y float64) error {
-		l, err := plotter.NewLine(plotter.XYs{{X: x(at), Y: 0}, {X: x(at), Y: top * 1.04}})
-		if err != nil {
-			return err
-		}
-		l.Color, l.Dashes = c, []vg.Length{vg.Points(3), vg.Points(2)}
-		p.Add(l)
-		labels.XYs = append(labels.XYs, plotter.XY{X: x(at), Y: y * top})
-		labels.Labels = append(labels.Labels, " "+what)
-		return nil
+	for _, k := range r.Kills {
+		fmt.Fprintf(out, "kill -9 rank %d: new view after %.1f ms, all serve on after %.1f ms (epoch %d), %d requests taken over\n",
+			k.Rank, k.DetectMs, k.ResumeMs, k.Epoch, k.Taken)
 	}
-	for i, k := range r.Kills {
-		if err := upright(k.at, red, fmt.Sprintf("kill -9 rank %d: resumed in %.1f ms", k.Rank, k.ResumeMs), 0.10+0.1*float64(i%2)); err != nil {
-			return nil, err
-		}
+	for _, j := range r.Rejoins {
+		fmt.Fprintf(out, "rank %d again: first step %.0f ms after its call of Join (%.0f ms after the start of its process)\n", j.Rank, j.JoinMs, j.TotalMs)
 	}
-	for i, j := range r.Rejoins {
-		if err := upright(j.at, green, fmt.Sprintf("rank %d is back (join %.0f ms)", j.Rank, j.JoinMs), 0.30+0.1*float64(i%2)); err != nil {
-			return nil, err
-		}
+	if len(r.Kills) > 0 {
+		fmt.Fprintf(out, "bytes per second: %.0f before the first kill, %.0f until the last replacement served, %.0f after\n", r.Before, r.During, r.After)
+	} else {
+		fmt.Fprintf(out, "bytes per second: %.0f\n", r.Before)
 	}
-	l, err := plotter.NewLabels(labels)
-	if err != nil {
-		return nil, err
+	for _, k := range r.Ranks {
+		fmt.Fprintf(out, "rank %d: %.2f of %.2f MiB of experts, %.0f %% of its expert rows computed elsewhere, %.1f MiB sent\n",
+			k.Rank, mib(k.ExpertBytes), mib(k.AllExperts), 100*k.RemoteShare, mib(k.LinkBytes))
 	}
-	for i := range l.TextStyle {
-		l.TextStyle[i] = text.Style{Color: ink, Font: p.X.Tick.Label.Font, Handler: p.X.Tick.Label.Handler, YAlign: draw.YBottom}
-		l.TextStyle[i].Font.Size = vg.Points(9)
+	fmt.Fprintf(out, "of all expert rows %.0f %% were computed on another rank than their request's\n", 100*r.RemoteShare)
+	for _, d := range r.Differs {
+		fmt.Fprintln(out, "  differs:", clean(d))
 	}
-	p.Add(l)
-	p.Y.Min, p.Y.Max = 0, top*(1.1+0.07*float64(r.World))
-	p.X.Max = x(end) * 1.08
-	p.Legend.Top, p.Legend.Left = false, false
-	return p, nil
+	fmt.Fprintf(out, "report, answers, timeline: %s\n", dir)
+	fmt.Fprintf(out, "identical to a single process, every byte and every logit's bits: %v (%d bytes, lost mass %.4g)\n", r.Identical, r.Tokens, r.LostMass)
+}
+
+// summaryLines is how much of an answer the summary shows: lines that are not empty.
+const summaryLines = 3
+
+// head is the beginning of a text, at most n runes.
+func head(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
 }

@@ -1,74 +1,52 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"io"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/serry-project/serry/examples/moe/serve"
 )
 
-// kill is one SIGKILL and what came of it. Times are in milliseconds from the kill.
-type kill struct {
-	Rank     int     `json:"rank"`
-	Signal   string  `json:"signal"`
-	AtToken  int     `json:"at_token"`
-	DetectMs float64 `json:"detect_ms"` // until the first survivor has the new view
-	ResumeMs float64 `json:"resume_ms"` // until the last survivor has completed a step decided in it
-	Epoch    uint64  `json:"epoch"`
-	Taken    int     `json:"requests_taken_over"`
-
-	at time.Time
-}
-
-// rejoin is one replacement. JoinMs is from its call of Join (weights loaded) to the first step with its contribution.
-type rejoin struct {
-	Rank    int     `json:"rank"`
-	JoinMs  float64 `json:"join_ms"`
-	TotalMs float64 `json:"total_ms"` // from the start of its process
-	Epoch   uint64  `json:"epoch"`
-
-	started, joining, at time.Time
-}
-
-// takeover is what a rank said about requests whose owner is gone.
-type takeover struct {
-	at time.Time
-	n  int
-}
-
-// watcher collects what the ranks say. Its methods may be called from several goroutines.
+// watcher collects what the ranks say, and compares it with the reference. Its methods may be called from any goroutine.
 type watcher struct {
 	mu      sync.Mutex
 	begin   time.Time
-	out     io.Writer
+	scr     screen
 	prompts []string
-	want    []serve.Answer // nil: not compared
+	want    []serve.Answer
+	ranks   int
+	total   int // bytes that there will be
+	changed chan struct{}
+
 	text    [][]byte
 	hashes  [][]uint64
-	lost    float64
 	owner   []int
-	differs []string
+	moved   []time.Time // when the owner changed
 	tokens  int
 	times   []time.Time // of each token
+	differs []string
+
+	epoch   uint64 // the last one in which a step was made
 	active  []int
-	epoch   uint64
 	steps   map[uint64]map[int]time.Time // by epoch and rank: its first step
 	views   map[uint64]time.Time         // by epoch: the first rank that had it
-	taken   []takeover
+	taken   map[uint64][]int             // by epoch: the requests whose owner was gone
+	joining map[int]time.Time            // by rank: its last call of Join
+	answers map[int]int                  // by rank: how many it has given in full
+	lost    []float64                    // by request
 	stats   map[int]*serve.Stats
-	joining map[int]time.Time
-	changed chan struct{}
 }
 
-func newWatcher(out io.Writer, prompts []string, want []serve.Answer) *watcher {
+func newWatcher(scr screen, prompts []string, want []serve.Answer, ranks, total int) *watcher {
+	n := len(prompts)
 	w := &watcher{
-		begin: time.Now(), out: out, prompts: prompts, want: want, text: make([][]byte, len(prompts)), hashes: make([][]uint64, len(prompts)),
-		owner: make([]int, len(prompts)), steps: map[uint64]map[int]time.Time{}, views: map[uint64]time.Time{},
-		stats: map[int]*serve.Stats{}, joining: map[int]time.Time{}, changed: make(chan struct{}),
+		begin: time.Now(), scr: scr, prompts: prompts, want: want, ranks: ranks, total: total, changed: make(chan struct{}),
+		text: make([][]byte, n), hashes: make([][]uint64, n), owner: make([]int, n), moved: make([]time.Time, n), lost: make([]float64, n),
+		steps: map[uint64]map[int]time.Time{}, views: map[uint64]time.Time{}, taken: map[uint64][]int{},
+		joining: map[int]time.Time{}, answers: map[int]int{}, stats: map[int]*serve.Stats{},
 	}
 	for i := range w.owner {
 		w.owner[i] = -1
@@ -76,8 +54,9 @@ func newWatcher(out io.Writer, prompts []string, want []serve.Answer) *watcher {
 	return w
 }
 
-func (w *watcher) say(f string, a ...any) {
-	fmt.Fprintf(w.out, "%7.3fs  %s\n", time.Since(w.begin).Seconds(), fmt.Sprintf(f, a...))
+// say shows that something has happened.
+func (w *watcher) say(m mood, f string, a ...any) {
+	w.scr.event(m, fmt.Sprintf("%7.3fs  %s", time.Since(w.begin).Seconds(), fmt.Sprintf(f, a...)))
 }
 
 // event takes what a rank printed.
@@ -89,46 +68,74 @@ func (w *watcher) event(e serve.Event) {
 	case "token":
 		w.token(e, at)
 	case "view":
-		if t, ok := w.views[e.Epoch]; !ok || at.Before(t) {
+		if t := w.views[e.Epoch]; t.IsZero() || at.Before(t) {
 			w.views[e.Epoch] = at
 		}
 	case "step":
 		if w.steps[e.Epoch] == nil {
 			w.steps[e.Epoch] = map[int]time.Time{}
-			if e.Epoch > w.epoch {
-				w.epoch, w.active = e.Epoch, e.Active
-				w.say("epoch %d: active ranks %v", e.Epoch, e.Active)
-			}
 		}
 		w.steps[e.Epoch][e.Rank] = at
+		if e.Epoch > w.epoch {
+			w.epoch, w.active = e.Epoch, e.Active
+			w.say(plain, "epoch %d: active ranks %v", e.Epoch, e.Active)
+		}
 	case "taken":
-		w.taken = append(w.taken, takeover{at, len(e.Requests)})
+		if was, ok := w.taken[e.Epoch]; ok && !slices.Equal(was, e.Requests) {
+			w.differ("rank %d: takes requests %v over, another said %v", e.Rank, e.Requests, was)
+		}
+		w.taken[e.Epoch] = e.Requests
 	case "joining":
 		w.joining[e.Rank] = at
+	case "answer":
+		w.answer(e)
 	case "done":
 		w.stats[e.Rank] = e.Stats
 	}
+	w.signal()
+}
+
+// wake makes those who wait look again.
+func (w *watcher) wake() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.signal()
+}
+
+func (w *watcher) signal() {
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// token is one agreed byte. A rank that took a request over may say again what a dead one said: it must be the same.
+// token is one agreed byte. A rank that took a request over says again what a dead one said: it must be the same.
 func (w *watcher) token(e serve.Event, at time.Time) {
 	r := e.Request
-	if r < 0 || r >= len(w.text) {
+	if r < 0 || r >= len(w.want) {
+		w.differ("rank %d: a byte for request %d", e.Rank, r)
 		return
+	}
+	if w.owner[r] != e.Rank && w.owner[r] >= 0 {
+		w.moved[r] = at
 	}
 	w.owner[r] = e.Rank
-	w.lost += float64(e.Lost)
-	if e.Pos < len(w.hashes[r]) {
+	a := &w.want[r]
+	switch {
+	case e.Pos >= len(a.Hashes):
+		w.differ("request %d, byte %d, rank %d: the reference has only %d", r, e.Pos, e.Rank, len(a.Hashes))
+	case a.Hashes[e.Pos] != e.Hash:
+		w.differ("request %d, byte %d, rank %d: the logits' bits", r, e.Pos, e.Rank)
+	case e.Token != 0 && (e.Pos >= len(a.Text) || a.Text[e.Pos] != byte(e.Token)):
+		w.differ("request %d, byte %d, rank %d: the byte", r, e.Pos, e.Rank)
+	}
+	switch n := len(w.hashes[r]); {
+	case e.Pos < n:
 		if w.hashes[r][e.Pos] != e.Hash {
-			w.differ(r, e.Pos, "two ranks gave different logits")
+			w.differ("request %d, byte %d: two ranks gave different logits", r, e.Pos)
 		}
 		return
-	}
-	for len(w.hashes[r]) < e.Pos { // who agreed on it died before it could say so
-		w.hashes[r] = append(w.hashes[r], 0)
-		w.text[r] = append(w.text[r], '?')
+	case e.Pos > n:
+		w.differ("request %d: nobody said byte %d", r, n)
+		return
 	}
 	w.hashes[r] = append(w.hashes[r], e.Hash)
 	if e.Token != 0 {
@@ -136,38 +143,42 @@ func (w *watcher) token(e serve.Event, at time.Time) {
 	}
 	w.tokens++
 	w.times = append(w.times, at)
-	if w.want != nil {
-		a := &w.want[r]
-		switch {
-		case e.Pos >= len(a.Hashes):
-			w.differ(r, e.Pos, "longer than the reference")
-		case a.Hashes[e.Pos] != e.Hash:
-			w.differ(r, e.Pos, "the logits' bits differ")
-		case e.Token != 0 && (e.Pos >= len(a.Text) || a.Text[e.Pos] != byte(e.Token)):
-			w.differ(r, e.Pos, "the byte differs")
+}
+
+// answer is a whole answer, as a rank has it at the end.
+func (w *watcher) answer(e serve.Event) {
+	r := e.Request
+	if r < 0 || r >= len(w.want) || e.Answer == nil {
+		w.differ("rank %d: an answer to request %d", e.Rank, r)
+		return
+	}
+	w.answers[e.Rank]++
+	a := &w.want[r]
+	if string(e.Answer.Text) != string(a.Text) {
+		at := 0
+		for at < len(a.Text) && at < len(e.Answer.Text) && a.Text[at] == e.Answer.Text[at] {
+			at++
 		}
+		w.differ("request %d, at the end, rank %d: %d bytes, the reference has %d; they differ from byte %d on", r, e.Rank, len(e.Answer.Text), len(a.Text), at)
+	} else if !slices.Equal(e.Answer.Hashes, a.Hashes) {
+		w.differ("request %d, at the end, rank %d: the logits' bits", r, e.Rank)
+	}
+	// Who made the last bytes may have died before it could say so.
+	w.text[r], w.hashes[r] = e.Answer.Text, e.Answer.Hashes
+	w.lost[r] = e.Answer.Lost
+}
+
+const mostDiffers = 20
+
+func (w *watcher) differ(f string, a ...any) {
+	if len(w.differs) < mostDiffers {
+		w.differs = append(w.differs, fmt.Sprintf(f, a...))
 	}
 }
 
-func (w *watcher) differ(r, pos int, why string) {
-	if len(w.differs) < 20 {
-		w.differs = append(w.differs, fmt.Sprintf("request %d, byte %d: %s", r, pos, why))
-	}
-}
-
-// takenSince is how many requests were taken over after that time. Every survivor says the same. Under the lock.
-func (w *watcher) takenSince(t time.Time) (n int) {
-	for _, x := range w.taken {
-		if x.at.After(t) {
-			n = max(n, x.n)
-		}
-	}
-	return n
-}
-
-// until waits for a condition on what the ranks have said, which is checked under the lock.
-func (w *watcher) until(stop <-chan struct{}, d time.Duration, cond func() bool) error {
-	timeout := time.After(d)
+// until waits for a condition on what the ranks have said, which is checked under the lock. It ends with ctx, with its
+// cause.
+func (w *watcher) until(ctx context.Context, cond func() bool) error {
 	for {
 		w.mu.Lock()
 		ok, ch := cond(), w.changed
@@ -177,22 +188,20 @@ func (w *watcher) until(stop <-chan struct{}, d time.Duration, cond func() bool)
 		}
 		select {
 		case <-ch:
-		case <-stop:
-			return fmt.Errorf("the ranks ended")
-		case <-timeout:
-			return fmt.Errorf("nothing of that kind in %v", d)
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-// resumed says that every rank but the victim has completed a step of an epoch after the given one. Under the lock.
+// resumed is the first epoch after the given one in which all those ranks have completed a step, and when the last of
+// them had. Under the lock.
 func (w *watcher) resumed(after uint64, ranks []int) (epoch uint64, last time.Time, ok bool) {
 	for e, by := range w.steps {
-		if e <= after || (epoch != 0 && e > epoch) {
+		if e <= after || (ok && e > epoch) {
 			continue
 		}
-		all := true
-		t := time.Time{}
+		all, t := true, time.Time{}
 		for _, r := range ranks {
 			at, has := by[r]
 			all = all && has
@@ -207,56 +216,65 @@ func (w *watcher) resumed(after uint64, ranks []int) (epoch uint64, last time.Ti
 	return epoch, last, ok
 }
 
-// paint prints the request that has moved furthest since it was shown last: the text as it is written.
-func (w *watcher) paint(shown []int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	best := -1
-	for i := range w.text {
-		if d := len(w.text[i]) - shown[i]; d > 0 && (best < 0 || d > len(w.text[best])-shown[best]) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return
-	}
-	piece := w.text[best][shown[best]:]
-	shown[best] = len(w.text[best])
-	s := strings.ReplaceAll(strings.ReplaceAll(string(piece), "\n", "⏎"), "\t", "→")
-	if r := []rune(s); len(r) > 72 {
-		s = "…" + string(r[len(r)-71:])
-	}
-	w.say("%5d bytes %5.0f/s active %v  #%d@%d %s", w.tokens, w.rate(time.Now().Add(-time.Second), time.Now()), w.active, best, w.owner[best], s)
-}
-
 // rate is bytes per second between two times. Under the lock.
 func (w *watcher) rate(from, to time.Time) float64 {
-	n := 0
+	n, d := 0, to.Sub(from).Seconds()
 	for _, t := range w.times {
 		if t.After(from) && !t.After(to) {
 			n++
 		}
 	}
-	d := to.Sub(from).Seconds()
 	if d <= 0 {
 		return 0
 	}
 	return float64(n) / d
 }
 
-// identical compares all that was answered with the reference.
-func (w *watcher) identical() (bool, []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// verdict says what differs from the reference, now that all ranks have ended. Under the lock.
+func (w *watcher) verdict() []string {
 	bad := slices.Clone(w.differs)
-	for i, a := range w.want {
-		if string(a.Text) != string(w.text[i]) {
-			at := 0
-			for at < len(a.Text) && at < len(w.text[i]) && a.Text[at] == w.text[i][at] {
-				at++
-			}
-			bad = append(bad, fmt.Sprintf("request %d: %d bytes, the reference has %d; they differ from byte %d on", i, len(w.text[i]), len(a.Text), at))
+	for r := range w.ranks {
+		if w.answers[r] != len(w.want) {
+			bad = append(bad, fmt.Sprintf("rank %d has given %d answers of %d", r, w.answers[r], len(w.want)))
 		}
 	}
-	return len(bad) == 0, bad
+	return bad
+}
+
+// view is how things stand, for the screen.
+func (w *watcher) view() view {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	span := min(now.Sub(w.begin), time.Second)
+	v := view{
+		at: now.Sub(w.begin), tokens: w.tokens, total: w.total, rate: w.rate(now.Add(-span), now),
+		epoch: w.epoch, active: slices.Clone(w.active), ranks: w.ranks,
+	}
+	for i := range w.text {
+		v.rows = append(v.rows, row{
+			owner: w.owner[i], moved: now.Sub(w.moved[i]) < 1500*time.Millisecond,
+			prompt: w.prompts[i], text: string(w.text[i]), done: len(w.hashes[i]) == len(w.want[i].Hashes), want: len(w.want[i].Hashes),
+		})
+	}
+	return v
+}
+
+// painter shows how things stand, again and again, until stop is called.
+func (w *watcher) painter() (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		t := time.NewTicker(100 * time.Millisecond)
+		defer t.Stop()
+		for {
+			w.scr.update(w.view())
+			select {
+			case <-t.C:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-done }
 }

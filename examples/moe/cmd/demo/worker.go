@@ -14,7 +14,7 @@ import (
 	"github.com/serry-project/serry/pg"
 )
 
-// job is what the demo tells its workers, in a file.
+// job is what the demo tells its workers, as JSON on their command line.
 type job struct {
 	Weights string
 	Experts int
@@ -22,15 +22,12 @@ type job struct {
 	Serve   serve.Config
 }
 
-// worker is one rank: it loads its share of the model, joins, serves, and prints events as JSON lines.
-func worker(ctx context.Context, path string) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
+// worker is one rank: it loads its share of the model, joins, serves, and prints events as JSON lines. Beside those of
+// serve there are "joining" (its share is loaded, and it calls Join) and "view" (Epoch, Active: it has a new view).
+func worker(ctx context.Context, text string) error {
 	var j job
-	if err := json.Unmarshal(b, &j); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return fmt.Errorf("the job: %w", err)
 	}
 	cfg, err := pg.FromEnv(ctx)
 	if err != nil {
@@ -51,7 +48,7 @@ func worker(ctx context.Context, path string) error {
 	emit := func(e serve.Event) {
 		mu.Lock()
 		defer mu.Unlock()
-		_ = enc.Encode(e) // who watches may be gone: we serve on
+		_ = enc.Encode(e) // if who watches is gone, SIGPIPE ends us
 		_ = out.Flush()
 	}
 	emit(serve.Event{Kind: "joining", Rank: cfg.Rank, Time: time.Now().UnixNano()})

@@ -1,0 +1,7 @@
+//go:build !unix
+
+package main
+
+import "os"
+
+func terminalSize(*os.File) (width, height int, ok bool) { return 0, 0, false }
