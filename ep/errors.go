@@ -159,7 +159,10 @@ func (e *ErrPoisoned) Error() string {
 func (e *ErrPoisoned) Unwrap() error { return e.Err }
 
 // ErrRerun is what *RankLost becomes with Policy = Rerun: repeat the step with the same input. All survivors get it
-// alike; it covers this step and those begun after it.
+// alike, and in an operation that they repeat at the same place of their order; but if steps overlap, one rank may meet
+// it in StartDispatch of a later step where another meets it in Result of an earlier one. So then: start nothing new, ask
+// each live handle (Recv, StartCombine, Result), oldest first, and repeat those that are lost, in order. They are the
+// last ones. Step does all this where nothing overlaps.
 type ErrRerun struct {
 	Epoch uint64 // the version without the lost ranks
 	Lost  []int  // ranks

@@ -185,9 +185,9 @@ func (h Handle) slot() (*slot, error) {
 }
 
 // Recv waits until the rows of all ranks are here. Its errors are the group's (*RankLost or *ErrRerun, alike on all
-// survivors), those of ctx (only the waiting ended), ErrStale, ErrUsed, and what made the step fail on all ranks, if no
-// other handle is under way: *ErrPoisoned (through which errors.As finds this rank's own complaint about its input) or
-// *ErrMismatch. If others are under way, Recv then returns nil and no rows, and Result the error, so that the program
+// survivors; that of ctx, which over pg aborts the group), ErrStale, ErrUsed, and what made the step fail on all ranks,
+// if no other handle is under way: *ErrPoisoned (through which errors.As finds this rank's own complaint about its input)
+// or *ErrMismatch. If others are under way, Recv then returns nil and no rows, and Result the error, so that the program
 // keeps the same order on all ranks.
 func (h Handle) Recv(ctx context.Context) error {
 	s, err := h.slot()
@@ -265,7 +265,7 @@ func (s *slot) collect(ctx context.Context) error {
 	if err != nil {
 		return s.b.failed(ctx, s, err)
 	}
-	s.result, s.state = res, stateDecided
+	s.result, s.state, s.pair = res, stateDecided, nil
 	return nil
 }
 
@@ -315,8 +315,9 @@ type Report struct {
 }
 
 // Result waits for the experts' rows, sums them and writes out. It returns the outcome of the step, which is the same on
-// all ranks: nil; *RankLost or *ErrRerun; *ErrPoisoned or *ErrMismatch. On any error out is untouched. After a
-// context's error it may be called again. *ErrShape: out does not fit, nothing happened.
+// all ranks: nil; *RankLost or *ErrRerun; *ErrPoisoned or *ErrMismatch. On any error out is untouched. *ErrShape: out does
+// not fit, nothing happened. ErrOutOfStep: an earlier step was not combined yet. *ErrCorrupt, on this rank alone: what
+// came back cannot be read.
 func (h Handle) Result(ctx context.Context, out *Output) (Report, error) {
 	s, err := h.slot()
 	switch {
