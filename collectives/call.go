@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/internal/dtype"
+	"github.com/serry-project/serry/internal/slots"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -171,7 +172,7 @@ func (c *Call) length(rank int) int {
 //
 //	0 operation  1 dtype  2 reduce  3 phase  4 root (4)
 //	8 digest of the rest   16 bytes that must agree   24 deadline (ns)   32 caller's digest   40 digest of the part sizes
-//	48 length of this rank's contribution (may differ)   56 zero
+//	48 length of this rank's contribution (may differ)   56 AllToAll: what it gives less what it takes (balance)
 type header struct {
 	kind, dt, red, phase uint8
 	root                 uint32
@@ -181,6 +182,21 @@ type header struct {
 	caller               uint64
 	parts                uint64
 	length               uint64
+	balance              uint64
+}
+
+// balanceOf hashes what a rank gives to the ranks of a version, less what it takes from them. Over all ranks the sum is
+// zero if each takes what the other gives, so that whoever decides knows that all sizes fit, also those between others.
+func (c *Call) balanceOf(rank int, ranks *slots.Set) (b uint64) {
+	pair := func(from, to, n int) uint64 {
+		x := (uint64(from)<<42 ^ uint64(to)<<52 ^ uint64(n) + 1) * 0x9e3779b97f4a7c15
+		x = (x ^ x>>29) * 0xbf58476d1ce4e5b9
+		return x ^ x>>32
+	}
+	for r := ranks.Next(0); r >= 0; r = ranks.Next(r + 1) {
+		b += pair(rank, r, c.InParts[r]) - pair(r, rank, c.OutParts[r])
+	}
+	return b
 }
 
 func (c *Call) header(rank int, phase uint8) (h header) {
@@ -218,14 +234,14 @@ func (h *header) put(b []byte) {
 	le.PutUint64(b[32:], h.caller)
 	le.PutUint64(b[40:], h.parts)
 	le.PutUint64(b[48:], h.length)
-	le.PutUint64(b[56:], 0)
+	le.PutUint64(b[56:], h.balance)
 }
 
 func (h *header) get(b []byte) {
 	h.kind, h.dt, h.red, h.phase = b[0], b[1], b[2], b[3]
 	h.root = le.Uint32(b[4:])
 	h.digest, h.bytes, h.deadline = le.Uint64(b[8:]), le.Uint64(b[16:]), int64(le.Uint64(b[24:]))
-	h.caller, h.parts, h.length = le.Uint64(b[32:]), le.Uint64(b[40:]), le.Uint64(b[48:])
+	h.caller, h.parts, h.length, h.balance = le.Uint64(b[32:]), le.Uint64(b[40:]), le.Uint64(b[48:]), le.Uint64(b[56:])
 }
 
 // differs names the first field in which two ranks' calls disagree.

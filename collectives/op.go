@@ -59,6 +59,7 @@ type Op struct {
 	sentOff   int
 	held      int           // remote members that have been told that we hold all, and one: the local ones
 	asked     time.Duration // when we last asked for what a lost member owed us
+	balanced  bool          // all parts of an AllToAll fit
 	decided   bool
 	pulled    bool
 	torn      int
@@ -98,8 +99,11 @@ func (c *Comm) Restart(o *Op) {
 func (o *Op) enter(c *Comm, v *Version) {
 	o.Ver, o.Err = v, nil
 	o.h = o.header(c.cfg.Rank, o.Phase)
+	if o.Kind == AllToAll {
+		o.h.balance = o.balanceOf(c.cfg.Rank, &v.Ranks)
+	}
 	o.published, o.consumed, o.rounds, o.arrived, o.sentTo, o.sentOff, o.torn = 0, 0, 0, 0, 0, 0, 0
-	o.held, o.asked, o.decided, o.pulled = 0, 0, false, false
+	o.held, o.asked, o.balanced, o.decided, o.pulled = 0, 0, false, false, false
 	n := int(o.h.length)
 	o.single = n <= c.cfg.Shape.SlotBytes
 	o.chunks = c.chunksOf(n)
@@ -194,15 +198,27 @@ func (c *Comm) Step(o *Op, head bool) Status {
 		return st
 	}
 	if !c.allSingle(o) {
-		if c.consume(o) {
-			moved = true
+		m, err := c.consume(o)
+		if err != nil {
+			return c.misfit(o, err)
 		}
+		moved = moved || m
 	}
 	if o.arrived < c.size || o.published < o.chunks || o.sentTo < len(v.remotes) {
 		if agreed {
 			c.ask(o)
 		}
 		return blockedOr(moved)
+	}
+	if !o.balanced && o.Kind == AllToAll {
+		ok, err := c.balance(o)
+		if err != nil {
+			return c.misfit(o, err)
+		}
+		if !ok {
+			return blockedOr(moved) // those whose parts do not fit say so
+		}
+		o.balanced = true
 	}
 	if !o.decided && !o.Provisional {
 		if !agreed && !c.heldByAll(o) || !c.decide(o) {
@@ -216,8 +232,7 @@ func (c *Comm) Step(o *Op, head bool) Status {
 				return blockedOr(moved)
 			}
 		} else if err := c.pull(o); err != nil {
-			o.Err = err
-			return Mismatch
+			return c.misfit(o, err)
 		}
 		faultpoint.Hit(faultpoint.PullAfter)
 		if !c.still(o) {
@@ -230,6 +245,17 @@ func (c *Comm) Step(o *Op, head bool) Status {
 		c.finish(o)
 	}
 	return Done
+}
+
+// misfit is a call that does not fit those of others, unless they have gone on without us meanwhile: then we have read
+// anything.
+func (c *Comm) misfit(o *Op, err error) Status {
+	if !c.still(o) {
+		o.torn++
+		return Blocked
+	}
+	o.Err = err
+	return Mismatch
 }
 
 func blockedOr(moved bool) Status {

@@ -150,22 +150,56 @@ func (c *Comm) wrongLength(o *Op, r, has, want int) error {
 	return fmt.Errorf("operation %d: %v: length: rank %d gives %d bytes, rank %d expects %d", o.Seq, o.Kind, r, has, c.cfg.Rank, want)
 }
 
+// balance says whether in an AllToAll at which all have arrived each takes what the other gives; the error is about a
+// part for us or of us.
+func (c *Comm) balance(o *Op) (bool, error) {
+	total := uint64(0)
+	for r, p := range o.Ver.peers {
+		switch {
+		case p == nil:
+			continue
+		case r == c.cfg.Rank:
+			total += o.h.balance
+		case p.Arena == nil:
+			total += o.parts[r].h.balance
+		default:
+			total += le.Uint64(c.slot(p.area.Load(), o).call[56:])
+		}
+		if n := c.given(o, r); n != o.OutParts[r] {
+			return false, c.wrongLength(o, r, n, o.OutParts[r])
+		}
+	}
+	return total == 0, nil
+}
+
+// given is the bytes of the part of rank r for us.
+func (c *Comm) given(o *Op, r int) int {
+	switch p := o.Ver.peers[r]; {
+	case r == c.cfg.Rank:
+		return o.InParts[r]
+	case p.Arena == nil:
+		return len(o.parts[r].data)
+	default:
+		return int(le.Uint64(c.slot(p.area.Load(), o).counts[16*c.cfg.Rank+8:]))
+	}
+}
+
 // consume takes rounds: chunk k of every member that has one, as soon as all of them have published it.
-func (c *Comm) consume(o *Op) (moved bool) {
+func (c *Comm) consume(o *Op) (moved bool, err error) {
 	v := o.Ver
 	if o.rounds == 0 { // every member's length must be known first
 		n := o.chunks
 		for _, p := range v.locals {
 			h, ok := c.headOf(o, p)
 			if !ok {
-				return false
+				return false, nil
 			}
 			n = max(n, c.chunksOf(int(h.length)))
 		}
 		for _, p := range v.remotes {
 			if o.parts[p.Rank] == nil {
 				if o.parts[p.Rank] = c.lookup(p.Rank, v.Epoch, o.Seq, o.Phase); o.parts[p.Rank] == nil {
-					return false
+					return false, nil
 				}
 			}
 			if o.InParts == nil { // of AllToAll only our part came: it is taken whole
@@ -180,14 +214,14 @@ func (c *Comm) consume(o *Op) (moved bool) {
 	own := c.slot(c.own, o)
 	for o.consumed < o.rounds && o.published > min(o.consumed, o.chunks-1) && c.roundReady(o) {
 		if err := c.round(o, o.consumed); err != nil {
-			return moved // the sizes do not fit: pull's checks say so when all have arrived
+			return moved, err
 		}
 		o.consumed++
 		own.ack.Store(stampOf(v.Epoch, o.Seq)<<stampShift | uint64(o.consumed)<<1)
 		c.nudge()
 		moved = true
 	}
-	return moved
+	return moved, nil
 }
 
 // roundReady says that each local member that has a chunk of this round has published it.

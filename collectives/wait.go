@@ -9,7 +9,8 @@ import (
 
 // Missing is the slots of whom operation seq of the version of that epoch still needs something: those that have not
 // arrived, that have not published all, that have not read what this rank must overwrite, or have not said that they hold
-// all where this rank has said so.
+// all where this rank has said so. Of an operation that a cut has decided it is those who may hold what a lost member
+// owed; an operation that a cut has undone, here or soon, misses nobody.
 func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
 	o := &Op{Seq: seq, Phase: phase}
 	for v := c.first.Load(); v != nil; v = v.next.Load() {
@@ -18,6 +19,13 @@ func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
 		}
 	}
 	if o.Ver == nil {
+		return s
+	}
+	if cut, over := o.Ver.cut(); over {
+		if seq <= cut {
+			s = c.cur.Load().Active
+			s.Del(c.cfg.Slots[c.cfg.Rank])
+		}
 		return s
 	}
 	stamp := stampOf(o.Ver.Epoch, o.Seq)
@@ -49,15 +57,18 @@ func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
 	return s
 }
 
-// Arrived is the highest sequence at which this rank has arrived in the current version.
+// Arrived is the highest sequence at which this rank has arrived, in the version that the operation is in.
 func (c *Comm) Arrived() (seq uint64) {
-	v, done := c.cur.Load(), c.own.done.Load()
+	done := c.own.done.Load()
 	seq = done
 	for i := range c.own.slots {
 		st := c.own.slots[i].pub.Load() >> stampShift
-		for k := uint64(1); k <= uint64(c.cfg.Shape.Depth); k++ {
-			if st == stampOf(v.Epoch, done+k) {
-				seq = max(seq, done+k)
+		for v := c.first.Load(); v != nil; v = v.next.Load() {
+			cut, over := v.cut()
+			for k := done + 1; k <= done+uint64(c.cfg.Shape.Depth); k++ {
+				if st == stampOf(v.Epoch, k) && (!over || k <= cut) {
+					seq = max(seq, k)
+				}
 			}
 		}
 	}

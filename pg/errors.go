@@ -93,7 +93,10 @@ type JoinError struct {
 }
 
 func (e *JoinError) Error() string {
-	s := fmt.Sprintf("serry: rank %d cannot join: %s", e.Rank, e.What)
+	s := fmt.Sprintf("serry: rank %d cannot join", e.Rank)
+	if e.What != "" {
+		s += ": " + e.What
+	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

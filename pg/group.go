@@ -533,8 +533,11 @@ func (g *Group) overdue(now time.Duration, w *Work) {
 		return
 	}
 	g.blamed = now
-	missing := g.comm.Missing(h.op.Ver.Epoch, h.op.Seq, h.phase())
-	if !missing.Empty() {
-		g.w.agent.Post(fault.Overdue{Group: g.id, Seq: h.op.Seq, Missing: missing})
-	}
+	epoch, seq, phase := h.op.Ver.Epoch, h.op.Seq, h.phase()
+	// On the loop, which installs views: an operation that a view has moved on meanwhile is nobody's fault.
+	g.w.agent.Do(func() {
+		if missing := g.comm.Missing(epoch, seq, phase); !missing.Empty() {
+			g.w.agent.Step(fault.Overdue{Group: g.id, Seq: seq, Missing: missing})
+		}
+	})
 }

@@ -32,7 +32,10 @@ type world struct {
 }
 
 func newWorld(t testing.TB, args rankArgs) *world {
-	w := &world{t: t, dir: t.TempDir(), args: args}
+	dir, err := os.MkdirTemp("", "proof") // the name of the test would not do in a URL
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := &world{t: t, dir: dir, args: args}
 	w.args.Dir = w.dir
 	w.args.Debug = os.Getenv("SERRY_LOG") != ""
 	return w
