@@ -99,7 +99,8 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 			return Passed{n, w.hold.entered(n)}, nil
 		}
 		if stand && !quiet {
-			if err := w.drain(ctx); err != nil {
+			losses, err := w.drain(ctx)
+			if err != nil {
 				return Passed{Count: n}, err
 			}
 			quiet = true
@@ -108,7 +109,7 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 			if attach != nil {
 				b = attach()
 			}
-			w.agent.Do(func() { w.quiet(n, b) })
+			w.agent.Do(func() { w.quiet(n, losses, b) })
 		}
 		if !stand {
 			quiet = false
@@ -121,11 +122,12 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 	}
 }
 
-// drain completes everything that this process has issued.
-func (w *World) drain(ctx context.Context) error {
+// drain completes everything that this process has issued, and returns the losses that its next calls will return.
+func (w *World) drain(ctx context.Context) (map[uint64][]*RankLost, error) {
+	losses := map[uint64][]*RankLost{}
 	for _, g := range w.Groups() {
 		if err := g.acquire(ctx); err != nil {
-			return err
+			return nil, err
 		}
 		var err error
 		for err == nil && len(g.queue) > 0 {
@@ -138,17 +140,18 @@ func (w *World) drain(ctx context.Context) error {
 				err = e
 			}
 		}
+		losses[g.id] = g.unreported()
 		g.release()
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return losses, nil
 }
 
 // quiet tells the machine, on the loop, that the caller stands in Boundary n with everything complete.
-func (w *World) quiet(n uint64, attach []byte) {
-	ev := fault.Quiet{Count: n, Attach: w.encodeAttach(attach)}
+func (w *World) quiet(n uint64, losses map[uint64][]*RankLost, attach []byte) {
+	ev := fault.Quiet{Count: n, Attach: w.encodeAttach(losses, attach)}
 	for _, g := range w.Groups() {
 		seq := g.comm.Done()
 		ev.Groups = append(ev.Groups, fault.GroupDone{Group: g.id, Issued: seq, Done: []fault.Done{{Slot: w.slot, Seq: seq}}})
@@ -162,7 +165,7 @@ func (w *World) Leave(ctx context.Context) error {
 	if err := w.overErr(); err != nil {
 		return err
 	}
-	if err := w.drain(ctx); err != nil {
+	if _, err := w.drain(ctx); err != nil {
 		return err
 	}
 	for _, g := range w.Groups() {

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -324,15 +325,15 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 	}, func() {
 		var err error
 		for _, fg := range groups {
-			o := w.cfg.Options
+			o, losses := w.cfg.Options, []*RankLost(nil)
 			slots := fg.Slots.Slots()
 			if x, ok := opts[fg.ID]; ok {
-				o = x.opts
+				o, losses = x.opts, x.losses
 			} else if fg.ID != worldID { // the members have closed it
 				w.agent.Post(fault.Dropped{Group: fg.ID})
 				continue
 			}
-			if err = w.add(fg, slots, o, &view); err != nil {
+			if err = w.add(fg, slots, o, losses, &view); err != nil {
 				break
 			}
 		}
@@ -347,7 +348,7 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 }
 
 // add makes one of the groups that this process starts with.
-func (w *World) add(fg fault.Group, slots []int, o Options, view *fault.View) error {
+func (w *World) add(fg fault.Group, slots []int, o Options, losses []*RankLost, view *fault.View) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g, err := newGroup(w, fg.ID, slots, o, fg.Version, fg.Cut, w.membersOf(slots, view))
@@ -355,6 +356,14 @@ func (w *World) add(fg fault.Group, slots []int, o Options, view *fault.View) er
 		return err
 	}
 	g.size.Store(int64(view.Size))
+	for _, e := range losses {
+		for _, s := range e.Slots {
+			if r := slices.Index(slots, s); r >= 0 {
+				e.Lost = append(e.Lost, r)
+			}
+		}
+	}
+	g.pending = losses
 	if fg.ID == worldID {
 		w.Group = g
 	}
