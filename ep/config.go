@@ -71,9 +71,9 @@ type Config struct {
 }
 
 const (
-	maxHidden = 1 << 24
-	maxTopK   = 1<<16 - 1
-	maxTokens = 1 << 31 / 64
+	maxHidden  = 1 << 24
+	maxTopK    = 1<<16 - 1
+	maxEntries = 1<<31 - 1 // tokens times choices, and rows
 )
 
 func (c *Config) align() int {
@@ -99,7 +99,7 @@ func (c *Config) Validate(ranks int) error {
 	if c.DType != F32 && c.DType != BF16 {
 		errs = append(errs, fmt.Errorf("ep: DType is %v, want f32 or bf16", c.DType))
 	}
-	in("MaxTokens", c.MaxTokens, 0, maxTokens)
+	in("MaxTokens", c.MaxTokens, 0, maxEntries/max(c.TopK, 1))
 	in("Policy", int(c.Policy), int(Fail), int(Rerun))
 	in("Uncovered", int(c.Uncovered), int(Drop), int(Error))
 	in("Layout", int(c.Layout), int(Flat), int(ExpertMajor))
@@ -143,7 +143,7 @@ func (c *Config) maxRows(ranks, slot int) int {
 	if c.MaxRows > 0 {
 		n = min(n, c.MaxRows)
 	}
-	return n
+	return min(n, maxEntries)
 }
 
 // field is one thing that must be equal on all ranks.

@@ -517,3 +517,39 @@ func TestCancellation(t *testing.T) {
 		wantReport(t, &cfg, buf, b, r)
 	})
 }
+
+// Padding rows are never read: they are NaN here (compute fills y with it), as are rows of tokens without an expert.
+func TestPaddingIsNeverRead(t *testing.T) {
+	cfg := config(t, 6, 2, 3, 5, 2, 1)
+	cfg.Layout, cfg.Align = ExpertMajor, 16
+	w := newWorld(2, cfg.SlotBytes(2))
+	all(t, w, cfg, func(ctx context.Context, buf *Buffer) {
+		b := randomBatch(8, uint64(buf.rank), 0, &cfg, 5)
+		b.experts[4], b.experts[5] = -1, -1
+		for i := range 3 {
+			b.x[2*3+i] = float32(math.NaN())
+		}
+		padded := 0
+		out, r := newOutput(&cfg, 5)
+		r.rep, r.err = Step(ctx, buf, b.x, b.experts, b.weights, func(h Handle, y []float32) error {
+			if h.Rows()%16 != 0 {
+				t.Errorf("%d rows", h.Rows())
+			}
+			for _, e := range h.RowExpert() {
+				if e < 0 {
+					padded++
+				}
+			}
+			return compute(3)(h, y)
+		}, out)
+		wantReport(t, &cfg, buf, b, r)
+		if padded == 0 {
+			t.Error("no padding")
+		}
+		for _, v := range r.out {
+			if v != v {
+				t.Fatal("NaN got out")
+			}
+		}
+	})
+}

@@ -135,7 +135,11 @@ func (s *slot) route(n int, weights []float32) {
 		shape("weights", len(weights), want)
 		return
 	}
-	if limit := c.MaxTokens; limit > 0 && s.tokens > limit || s.tokens > maxTokens {
+	limit := c.MaxTokens
+	if limit == 0 {
+		limit = maxEntries / c.TopK
+	}
+	if s.tokens > limit {
 		s.complain(&ErrTooManyTokens{Tokens: s.tokens, Max: limit}, ReasonTooManyTokens, uint32(s.tokens), uint32(limit))
 		return
 	}

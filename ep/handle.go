@@ -70,6 +70,7 @@ type slot struct {
 	xf      []float32
 	xh      []uint16
 	yf      []float32 // Step's
+	yh      []uint16
 	blocks  []Block
 	rowExp  []int32
 	rowSrc  []int32

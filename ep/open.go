@@ -28,7 +28,10 @@ func Open(ctx context.Context, g Group, cfg Config) (*Buffer, error) {
 	}
 	b, invalid := newBuffer(g, cfg)
 	if cfg.Joining {
-		return b, invalid
+		if invalid != nil {
+			return nil, invalid
+		}
+		return b, nil
 	}
 	o := opening{cfg: cfg, invalid: invalid, rank: g.Rank(), size: g.Size()}
 	for {

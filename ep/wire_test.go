@@ -256,19 +256,16 @@ func TestBF16(t *testing.T) {
 				ids[i], ws[i] = int32(r.IntN(6)-1), r.Float32()
 			}
 			twice := func(e int, v uint16) uint16 { return toBF16(math.Float32frombits(uint32(v)<<16) * float32(e+2)) }
-			h, err := buf.DispatchBF16(ctx, x, ids, ws)
-			if err != nil {
-				panic(err)
-			}
-			defer h.Release()
-			y := make([]uint16, h.Rows()*7)
-			for i, e := range h.RowExpert() {
-				for j := range 7 {
-					y[i*7+j] = twice(int(e), h.XBF16()[i*7+j])
-				}
-			}
 			out := make([]uint16, len(x))
-			if _, err := buf.CombineBF16(ctx, h, y, &Output{YBF16: out}); err != nil {
+			_, err := StepBF16(ctx, buf, x, ids, ws, func(h Handle, y []uint16) error {
+				for i, e := range h.RowExpert() {
+					for j := range 7 {
+						y[i*7+j] = twice(int(e), h.XBF16()[i*7+j])
+					}
+				}
+				return nil
+			}, &Output{YBF16: out})
+			if err != nil {
 				panic(err)
 			}
 			for tok := range 6 {
@@ -284,6 +281,12 @@ func TestBF16(t *testing.T) {
 						t.Fatalf("token %d, %d: %04x, want %04x", tok, j, out[tok*7+j], toBF16(acc))
 					}
 				}
+			}
+			broken := errors.New("broken")
+			_, err = StepBF16(ctx, buf, x, ids, ws, func(h Handle, y []uint16) error { return broken }, &Output{YBF16: out})
+			var p *ErrPoisoned
+			if !errors.Is(err, broken) || !errors.As(err, &p) || p.Rank != 0 {
+				t.Error(err)
 			}
 		})
 	}
