@@ -101,3 +101,15 @@ func TestRankFails(t *testing.T) {
 	require.ErrorContains(t, err, "ended")
 	require.ErrorContains(t, err, "string")
 }
+
+func TestAll(t *testing.T) {
+	rs, err := All(t.Context(), options(t), 0.01)
+	require.NoError(t, err)
+	var names []string
+	for _, r := range rs {
+		names = append(names, r.Name)
+		require.Equal(t, r.Name == "failover" && !faultpoint.Enabled, r.Skipped != "", r.Name)
+		clean(t, r, nil)
+	}
+	require.Equal(t, []string{"allreduce", "ep", "failover", "join", "idle"}, names)
+}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/serry-project/serry/internal/faultpoint"
 
@@ -113,7 +114,12 @@ func (c *command) finish(w io.Writer, rs []*Result, all bool) error {
 	return nil
 }
 
-func single(r *Result, err error) ([]*Result, error) { return []*Result{r}, err }
+func single(r *Result, err error) ([]*Result, error) {
+	if r != nil {
+		r.end()
+	}
+	return []*Result{r}, err
+}
 
 func (c *command) allreduce() *cobra.Command {
 	cfg := AllReduceDefaults()
@@ -213,7 +219,7 @@ func (c *command) all() *cobra.Command {
 	part := 1.0
 	cmd := c.sub("all", "Run everything that the project asks a time for", `Run every measurement with its defaults and list what was asked for and what was measured.`,
 		func(ctx context.Context) ([]*Result, error) { return All(ctx, c.o, part) })
-	cmd.Flags().Float64Var(&part, "part", part, "this part of the calls, kills and replacements, for a quick look (0 to 1)")
+	cmd.Flags().Float64Var(&part, "part", part, "this part of the calls, kills, replacements and seconds, for a quick look (0 to 1)")
 	return cmd
 }
 
@@ -223,7 +229,8 @@ func All(ctx context.Context, o Options, part float64) ([]*Result, error) {
 		return nil, fmt.Errorf("bench: --part %v: want more than 0, at most 1", part)
 	}
 	n := func(n int) int { return max(1, int(float64(n)*part)) }
-	a, e, f, j := AllReduceDefaults(), EPDefaults(), FailoverDefaults(), JoinDefaults()
+	a, e, f, j, i := AllReduceDefaults(), EPDefaults(), FailoverDefaults(), JoinDefaults(), IdleDefaults()
+	i.For = time.Duration(float64(i.For) * part)
 	a.N, e.N, f.Kills, j.N = n(a.N), n(e.N), n(f.Kills), n(j.N)
 	var rs []*Result
 	for _, run := range []func() (*Result, error){
@@ -238,12 +245,13 @@ func All(ctx context.Context, o Options, part float64) ([]*Result, error) {
 			return Failover(ctx, o, f)
 		},
 		func() (*Result, error) { return Join(ctx, o, j) },
-		func() (*Result, error) { return Idle(ctx, o, IdleDefaults()) },
+		func() (*Result, error) { return Idle(ctx, o, i) },
 	} {
 		r, err := run()
 		if err != nil {
 			return nil, err
 		}
+		r.end()
 		rs = append(rs, r)
 	}
 	return rs, nil

@@ -43,6 +43,7 @@ var (
 		faultpoint.EPDispatchEncode: 3, faultpoint.EPDispatchWait: 1, faultpoint.EPCombineEncode: 3, faultpoint.EPCombineWait: 1,
 	}
 	worldPoints = map[string]int{
+		faultpoint.BoundaryEnter: 1,
 		faultpoint.PublishBefore: 1, faultpoint.PublishMid: 1, faultpoint.SealBefore: 1, faultpoint.SealAfter: 1, faultpoint.WakeBefore: 1,
 		faultpoint.PullMid: 1, faultpoint.PullAfter: 1, faultpoint.DecideBefore: 1, faultpoint.DecideAfter: 1, faultpoint.ReturnBefore: 1,
 	}
@@ -59,6 +60,7 @@ type Kill struct {
 	Phase string        `json:"phase"`
 	Point string        `json:"point"`
 	Nth   int           `json:"nth"`     // pass of the point in its phase
+	At    int64         `json:"at"`      // CLOCK_MONOTONIC, in nanoseconds
 	View  time.Duration `json:"view_ns"` // until the last survivor had agreed on the new view
 	Pause time.Duration `json:"pause_ns"`
 }
@@ -150,6 +152,9 @@ func (f *failover) plan(i int) Kill {
 	}
 	k.Point = ps[(round/2+k.Rank*3)%len(ps)]
 	k.Nth = 1 + f.rng.IntN(passes[k.Point])
+	if k.Point == faultpoint.BoundaryEnter {
+		k.Phase = phaseBoundary
+	}
 	return k
 }
 
@@ -211,7 +216,7 @@ func (f *failover) kill(k Kill) error {
 		return err
 	}
 	died := int64(binary.LittleEndian.Uint64(b))
-	k.View, k.Pause = time.Duration(view-died), time.Duration(last-died)
+	k.At, k.View, k.Pause = died, time.Duration(view-died), time.Duration(last-died)
 	f.kills = append(f.kills, k)
 	if k.Pause > f.slowest.Pause {
 		f.slowest = k
@@ -242,7 +247,7 @@ func (f *failover) report() {
 	for rk := range f.cfg.Ranks {
 		row(fmt.Sprintf("rank %d", rk), func(k Kill) bool { return k.Rank == rk })
 	}
-	for _, phase := range []string{phaseEP, phaseWorld} {
+	for _, phase := range []string{phaseEP, phaseWorld, phaseBoundary} {
 		row("in "+phase, func(k Kill) bool { return k.Phase == phase })
 		for _, p := range FailoverPoints() {
 			row(phase+" "+p, func(k Kill) bool { return k.Phase == phase && k.Point == p })

@@ -45,7 +45,11 @@ func TestEveryPointIsReached(t *testing.T) {
 		r.row(t, "ep "+p)
 	}
 	for p := range worldPoints {
-		r.row(t, "world "+p)
+		if p == faultpoint.BoundaryEnter {
+			r.row(t, "boundary "+p)
+		} else {
+			r.row(t, "world "+p)
+		}
 	}
 	require.Len(t, r.Kills, c.Kills, "%v", r.Notes)
 }

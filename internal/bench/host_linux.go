@@ -54,3 +54,27 @@ func cpu(pid int) (ticked, exact time.Duration, err error) {
 	}
 	return ticked, time.Duration(t.Nano()), nil
 }
+
+// used reads the processor time that the host and we have used so far.
+func used() (u usage) {
+	b, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(b), "\n")
+	for i, s := range strings.Fields(line) {
+		n, _ := strconv.ParseInt(s, 10, 64)
+		d := time.Duration(n) * (time.Second / 100)
+		switch i { // cpu user nice system idle iowait irq softirq steal; what follows is in user and nice
+		case 1, 2, 3, 6, 7, 8:
+			u.busy += d
+			u.all += d
+		case 4, 5:
+			u.all += d
+		}
+	}
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var r unix.Rusage
+		if unix.Getrusage(who, &r) == nil {
+			u.ours += time.Duration(r.Utime.Nano() + r.Stime.Nano())
+		}
+	}
+	return u
+}

@@ -107,7 +107,7 @@ func TestPlanIsEven(t *testing.T) {
 	for i := range f.cfg.Kills {
 		k := f.plan(i)
 		ranks[k.Rank]++
-		phases[fmt.Sprint(k.Phase, k.Rank)]++
+		phases[fmt.Sprint(k.Phase == phaseEP, k.Rank)]++
 		points[k.Phase+" "+k.Point]++
 	}
 	require.Equal(t, map[int]int{0: 50, 1: 50, 2: 50, 3: 50}, ranks)

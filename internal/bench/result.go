@@ -35,7 +35,8 @@ type Bar struct {
 type Result struct {
 	Name       string   `json:"name"`
 	Args       any      `json:"args"`
-	Load       string   `json:"load"` // the host's load averages when it began
+	Load       string   `json:"load"`   // the host's load averages when it began
+	Others     float64  `json:"others"` // part of the processors' time that went to other processes meanwhile, 0 to 1
 	Cores      int      `json:"cores"`
 	Rows       []Row    `json:"rows"`
 	Notes      []string `json:"notes,omitempty"`
@@ -44,6 +45,7 @@ type Result struct {
 	Kills      []Kill   `json:"kills,omitempty"`
 	Skipped    string   `json:"skipped,omitempty"` // why it was not run
 	about      string
+	began      usage
 }
 
 // ErrViolations: something came out that serry promises never to happen. The result says what.
@@ -60,7 +62,18 @@ func (r *Result) bar(what string, asked, measured time.Duration) {
 }
 
 func newResult(name string, args any, about string, a ...any) *Result {
-	return &Result{Name: name, Args: args, Load: load(), Cores: runtime.NumCPU(), about: fmt.Sprintf(about, a...)}
+	return &Result{Name: name, Args: args, Load: load(), Cores: runtime.NumCPU(), about: fmt.Sprintf(about, a...), began: used()}
+}
+
+// usage is processor time: of the whole host, of all that ran, and of this process and those that it started and that
+// have ended.
+type usage struct{ all, busy, ours time.Duration }
+
+// end is called when all processes of the measurement have ended.
+func (r *Result) end() {
+	if u := used(); u.all > r.began.all {
+		r.Others = max(0, float64(u.busy-r.began.busy-u.ours+r.began.ours)/float64(u.all-r.began.all))
+	}
 }
 
 // load is the host's load averages, "" where it does not say.
@@ -77,7 +90,7 @@ func load() string {
 func (r *Result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s: %s", r.Name, r.about)
 	if r.Load != "" {
-		fmt.Fprintf(w, " (%d cores, load %s)", r.Cores, r.Load)
+		fmt.Fprintf(w, " (%d cores, load %s, %.0f%% of them used by others)", r.Cores, r.Load, 100*r.Others)
 	}
 	fmt.Fprintln(w)
 	if r.Skipped != "" {

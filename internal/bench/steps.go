@@ -19,8 +19,9 @@ import (
 
 // The places of a step in which a rank can be told to die.
 const (
-	phaseEP    = "ep"    // in dispatch or combine
-	phaseWorld = "world" // in the all_reduce or all_gather after it
+	phaseEP       = "ep"       // in dispatch or combine
+	phaseWorld    = "world"    // in the all_reduce or all_gather after it
+	phaseBoundary = "boundary" // before both
 )
 
 // order is what the crew tells a rank: "die PHASE POINT NTH".
@@ -99,9 +100,11 @@ func (s *stepper) one(fresh bool) error {
 	s.in("boundary")
 	if !fresh {
 		at := func() []byte { return binary.LittleEndian.AppendUint64(nil, uint64(s.step)) }
+		disarm := s.arm(phaseBoundary)
 		if _, err := s.w.Boundary(ctx, at); err != nil {
 			return fmt.Errorf("boundary: %w", err)
 		}
+		disarm()
 	}
 	s.l.fill(s.step, factor)
 	s.in("ep")
