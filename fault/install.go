@@ -144,6 +144,7 @@ func (m *Machine) newEpoch() {
 	m.growth.hold, m.growth.run, m.growth.replaced = nil, nil, nil
 	if m.hist[len(m.hist)-1].value.At != 0 {
 		m.growth.patience = 0
+		m.growth.joiners = nil // they are not linked to who came in: they link, and ask again
 	}
 	m.fails = slices.DeleteFunc(m.fails, func(f failing) bool { return m.group(f.Group) == nil })
 	gone := func(id ID) bool {
