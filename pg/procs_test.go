@@ -31,11 +31,15 @@ type loopArgs struct {
 	Rejoin               bool
 	Ballast              int // MiB
 	Steps                int
+	Timeout              time.Duration // of an operation
+	Listen               string
+	Invite               string // instead of the rendezvous
+	Pause                time.Duration
 }
 
-func (a loopArgs) start(t testing.TB) *harness.Proc {
+func (a loopArgs) start(t testing.TB, opts ...harness.Option) *harness.Proc {
 	b, _ := json.Marshal(a)
-	return harness.Start(t, fmt.Sprintf("rank %d", a.Rank), "loop", []string{string(b)})
+	return harness.Start(t, fmt.Sprintf("rank %d", a.Rank), "loop", []string{string(b)}, opts...)
 }
 
 // loopProgram reduces its rank in a loop and prints every change of the set with the time since boot at which the first
@@ -59,14 +63,20 @@ func loopProgram(args []string, out io.Writer) error {
 	for i := 0; i < len(ballast); i += 4096 {
 		ballast[i] = 1
 	}
+	var peers []string
+	if a.Invite != "" {
+		st, peers = nil, []string{a.Invite}
+	}
 	w, err := Join(ctx, Config{
-		Rank: a.Rank, Size: a.Size, Capacity: a.Capacity, Store: st, Links: a.Links, Rejoin: a.Rejoin, Options: Options{Mode: a.Mode},
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("rank", a.Rank),
+		Rank: a.Rank, Size: a.Size, Capacity: a.Capacity, Store: st, Peers: peers, Links: a.Links, Rejoin: a.Rejoin, Listen: a.Listen,
+		Options: Options{Mode: a.Mode, Timeout: a.Timeout},
+		Log:     slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("rank", a.Rank),
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "joined %d\n", w.Joined().Boundary)
+	fmt.Fprintf(out, "joined %d as %d\n", w.Joined().Boundary, w.Rank())
+	fmt.Fprintf(out, "invite %s\n", w.Invite())
 	last := uint64(0)
 	x, y := make([]int64, 2), make([]int64, 2)
 	step, fresh := 0, w.Joined().Replacement
@@ -76,10 +86,12 @@ func loopProgram(args []string, out io.Writer) error {
 	for ; a.Steps == 0 || step < a.Steps; step++ {
 		if !fresh { // a newcomer stands in the Boundary of its first step already
 			if _, err := w.Boundary(ctx, func() []byte { return []byte(strconv.Itoa(step)) }); err != nil {
+				fmt.Fprintf(out, "error %v\n", err)
 				return err
 			}
 		}
 		fresh = false
+		time.Sleep(a.Pause)
 		x[0], x[1] = 1<<w.Rank(), int64(step)
 		res, err := w.AllReduce(ctx, I64(y), I64(x), dtype.Sum)
 		if err != nil {
@@ -108,9 +120,11 @@ func loopProgram(args []string, out io.Writer) error {
 }
 
 func TestKillAndRejoin(t *testing.T) {
+	t.Parallel()
 	for _, l := range []string{"auto", "tcp"} {
 		for victim := range 3 {
 			t.Run(fmt.Sprintf("%s/rank%d", l, victim), func(t *testing.T) {
+				t.Parallel()
 				dir := t.TempDir()
 				ps := make([]*harness.Proc, 3)
 				for r := range ps {
