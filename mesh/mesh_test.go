@@ -95,11 +95,6 @@ func (r *rec) wait(t testing.TB, e string) time.Time {
 	}
 }
 
-func (r *rec) forget(e string) {
-	r.mu.Lock()
-	delete(r.at, e)
-	r.mu.Unlock()
-}
 
 var testWorld = [16]byte{1, 2, 3}
 
