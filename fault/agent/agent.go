@@ -198,7 +198,11 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 // Died implements mesh.Handler.
 func (a *Agent) Died(p *mesh.Peer) {
 	a.died[p.Nonce()] = true
-	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
+	id, ok := a.ids[p.Nonce()]
+	if !ok {
+		delete(a.peers, p.Nonce())
+		p.Forget() // and its memory
+	} else if a.machine != nil {
 		a.log.Info("the kernel says that a member of this host is dead", "slot", id.Slot, "inc", id.Inc)
 		a.step(fault.Died{ID: id})
 	}
@@ -298,6 +302,13 @@ func (a *Agent) effect(e fault.Effect) {
 			delete(a.died, m.Nonce)
 			delete(a.silent, m.Nonce)
 			delete(a.byID, m.ID)
+		}
+		for _, m := range e.Joined { // it may have ended before it was a member
+			if a.died[m.Nonce] {
+				a.next = append(a.next, func() fault.Event { return fault.Died{ID: m.ID} })
+			} else if a.silent[m.Nonce] {
+				a.next = append(a.next, func() fault.Event { return fault.Silent{ID: m.ID} })
+			}
 		}
 	case fault.Timer:
 		a.timer = e.At
