@@ -166,7 +166,7 @@ func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(
 			}
 		}
 		s.assign()
-		if s.st.answered() && s.st.joins >= cfg.Joins {
+		if s.st.answered() && s.st.joins >= cfg.Joins && !came { // who came makes a step
 			break
 		}
 		if err := s.step(ctx); err != nil {
