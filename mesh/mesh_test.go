@@ -95,7 +95,6 @@ func (r *rec) wait(t testing.TB, e string) time.Time {
 	}
 }
 
-
 var testWorld = [16]byte{1, 2, 3}
 
 type logWriter struct {
