@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -178,6 +179,95 @@ func (d dying) run(t testing.TB, seed uint64, opts func(int) []harness.Option) (
 	time.Sleep(30 * time.Millisecond)
 	_, count = w.finish(dead...)
 	return fired, count
+}
+
+// runStopped stops the victim at the point until the others have gone on without it, and continues it: what it does then
+// changes nothing for them, and its next call says that it is out.
+func (d dying) runStopped(t testing.TB, seed uint64, opts func(int) []harness.Option) (fired bool, count map[string]int) {
+	w := newWorld(t, rankArgs{Links: d.links, Mode: d.mode, Seed: seed, Late: time.Second})
+	w.opts = opts
+	place(w)
+	for r := range founders {
+		w.start(r, func(a *rankArgs) {
+			if r == d.victim {
+				a.Point, a.Nth, a.Stop = d.point, d.nth, true
+			}
+			if slices.Contains(d.first, r) {
+				a.DieAt = 4
+			}
+		})
+	}
+	victim := w.procs[d.victim]
+	stopped := func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", victim.Pid()))
+		require.NoError(t, err)
+		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+		return f[0] == "T"
+	}
+	for end := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			_, count = w.finish(d.first...)
+			return false, count
+		}
+	}
+	other := w.procs[(d.victim+1)%founders]
+	if slices.Contains(d.first, (d.victim+1)%founders) {
+		other = w.procs[(d.victim+2)%founders]
+	}
+	out := fmt.Sprintf("lost=%d", d.victim)
+	_, err := other.Line(out, 20*time.Second)
+	require.NoError(t, err, "the victim is not excluded")
+	victim.Signal(syscall.SIGCONT)
+	line, err := victim.Line("over ", 20*time.Second)
+	require.NoError(t, err)
+	require.Contains(t, line, pg.ErrEvicted.Error())
+	time.Sleep(20 * time.Millisecond)
+	_, count = w.finish(append(d.first, d.victim)...)
+	return true, count
+}
+
+// TestStoppedAtEachPoint is the matrix with a victim that is stopped in the middle of what it does, and continued.
+func TestStoppedAtEachPoint(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	opts := useBinary(t)
+	seed := seedOf(t)
+	rnd := rand.New(rand.NewPCG(seed, 4))
+	hits := map[string]map[int]map[string]int{}
+	for _, links := range []string{"auto", "tcp"} {
+		hits[links] = calm(t, seed, links, pg.Raise, opts)
+	}
+	turn := rnd.IntN(5)
+	for _, point := range []string{
+		faultpoint.PublishBefore, faultpoint.PublishMid, faultpoint.SealBefore, faultpoint.SealAfter, faultpoint.WakeBefore,
+		faultpoint.DecideBefore, faultpoint.DecideAfter, faultpoint.PullMid, faultpoint.PullAfter, faultpoint.ReturnBefore,
+		faultpoint.NewGroup, faultpoint.AgentPromise, faultpoint.AgentCommit, faultpoint.TCPFrameMid,
+	} {
+		for _, links := range []string{"auto", "tcp"} {
+			for _, mode := range []pg.Mode{pg.Raise, pg.Continue} {
+				turn++
+				if *only != "" && *only != point || *only == "" && !*full && turn%5 != 0 {
+					continue
+				}
+				victim := []int{0, 2}[rnd.IntN(2)]
+				d, _ := scene(point, victim)
+				d.links, d.mode = links, mode
+				if d.nth == 0 {
+					n := hits[links][victim][point]
+					if n == 0 {
+						continue
+					}
+					d.nth = 1 + rnd.IntN(n)
+				}
+				t.Run(d.String(), func(t *testing.T) {
+					t.Parallel()
+					fired, count := d.runStopped(t, seed, opts)
+					t.Log(fired, count)
+				})
+			}
+		}
+	}
 }
 
 // TestKilledAtEachPoint is the matrix: the victim dies at a point, and the survivors agree.

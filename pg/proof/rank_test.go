@@ -34,6 +34,8 @@ type rankArgs struct {
 
 	Point string // where it dies, the Nth time
 	Nth   int
+	Stop  bool          // it stops there, and dies not
+	Late  time.Duration // deadline of operations (default 20 s)
 	DieAt int           // step at which it dies; 0: none
 	Pause time.Duration // between steps
 	Limit time.Duration // heartbeats
@@ -77,7 +79,14 @@ func rankProgram(args []string, out io.Writer) error {
 		return err
 	}
 	if a.Point != "" && faultpoint.Enabled {
-		faultpoint.Arm(a.Point, a.Nth, nil)
+		var action func()
+		if a.Stop {
+			action = func() { _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }
+		}
+		faultpoint.Arm(a.Point, a.Nth, action)
+	}
+	if a.Late == 0 {
+		a.Late = 20 * time.Second
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -90,7 +99,7 @@ func rankProgram(args []string, out io.Writer) error {
 		level = slog.LevelDebug
 	}
 	r := &runner{rankArgs: a, ctx: ctx, groups: map[string]*pg.Group{}, works: map[*op]*started{}}
-	opts := pg.Options{Mode: a.Mode, SlotBytes: slotSize, Timeout: 20 * time.Second}
+	opts := pg.Options{Mode: a.Mode, SlotBytes: slotSize, Timeout: a.Late}
 	r.w, err = pg.Join(ctx, pg.Config{
 		Rank: a.Rank, Size: founders, Capacity: slots, Store: st, Links: a.Links, Listen: a.Listen, Rejoin: a.Rejoin,
 		Options: opts, ArenaBytes: 8 << 20, HeartbeatLimit: a.Limit,
@@ -108,9 +117,17 @@ func rankProgram(args []string, out io.Writer) error {
 			return err
 		}
 	} else if err := r.makeGroups(opts); err != nil {
-		return err
+		fmt.Fprintln(out, "over", err)
+		return nil
 	}
 	fmt.Fprintln(out, "begins", step)
+	go func() {
+		for e := range r.w.Events() {
+			for _, s := range e.Lost {
+				fmt.Fprintf(out, "lost=%d\n", s)
+			}
+		}
+	}()
 	err = r.run(step, r.w.Joined().Replacement, out)
 	for i := range r.records {
 		b, _ := json.Marshal(r.records[i])
@@ -263,7 +280,7 @@ func (r *runner) note(o *op, res pg.Result, err error, data []byte) error {
 func (r *runner) move(m move) error {
 	o := m.op
 	if o.Kind == "sub" {
-		g, err := r.w.Sub(r.ctx, groupOf["D"], pg.Options{Mode: r.Mode, SlotBytes: slotSize, Timeout: 20 * time.Second})
+		g, err := r.w.Sub(r.ctx, groupOf["D"], pg.Options{Mode: r.Mode, SlotBytes: slotSize, Timeout: r.Late})
 		if err == nil && g != nil {
 			r.groups["D"] = g
 		}
