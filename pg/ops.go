@@ -20,7 +20,7 @@ func (g *Group) Barrier(ctx context.Context) (Result, error) {
 
 // AllReduce reduces the elements of in over the active ranks, in the fixed tree order of the ranks, into out on every
 // rank. in and out have equal length and dtype and may be the same memory.
-func (g *Group) AllReduce(ctx context.Context, out, in Buffer, op dtype.ReduceOp) (Result, error) {
+func (g *Group) AllReduce(ctx context.Context, out, in Buffer, op ReduceOp) (Result, error) {
 	if err := sameType(collectives.AllReduce, out, in); err != nil {
 		return Result{}, err
 	}

@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/serry-project/serry/internal/dtype"
 	"github.com/serry-project/serry/pg"
 )
 
@@ -24,7 +23,7 @@ func main() {
 	step, _ := strconv.Atoi(string(w.Joined().Attach)) // where the others are; 0 for a founder
 	for epoch := uint64(0); stop.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		one, sum := []float32{1}, []float32{0}
-		res, err := w.AllReduce(ctx, pg.F32(sum), pg.F32(one), dtype.Sum) // over whoever lives, alike on all
+		res, err := w.AllReduce(ctx, pg.F32(sum), pg.F32(one), pg.Sum) // over whoever lives, alike on all
 		check(err)
 		if res.Epoch != epoch {
 			epoch = res.Epoch
