@@ -180,6 +180,7 @@ Points: `+strings.Join(FailoverPoints(), ", "),
 	f.IntVar(&cfg.Kills, "kills", cfg.Kills, "number of kills")
 	f.Var(&bytes, "resident", "memory of the victim")
 	f.StringVar(&points, "points", points, "where to die: all, or points separated by commas")
+	f.DurationVar(&cfg.Pace, "pace", cfg.Pace, "how long each rank sleeps before a step (a pause may get longer by that)")
 	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "chooses the order of the points")
 	links(cmd, &cfg.Links)
 	shapeFlags(cmd, &cfg.Shape)

@@ -22,7 +22,9 @@ type FailoverConfig struct {
 	Points   []string `json:"points"`   // none: all that a step passes
 	Links    string   `json:"links"`
 	Seed     uint64   `json:"seed"`
-	Shape    shape    `json:"shape"`
+	// Pace is how long each rank sleeps before a step, so that all together do not fill the processors.
+	Pace  time.Duration `json:"pace_ns"`
+	Shape shape         `json:"shape"`
 }
 
 // FailoverDefaults is the case that the project has a bar for.
@@ -85,7 +87,7 @@ func Failover(ctx context.Context, o Options, cfg FailoverConfig) (*Result, erro
 	defer c.close()
 	f := &failover{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0)), progress: newProgress(o.Progress),
-		population: &population{crew: c, res: res, args: rankArgs{Program: "steps", Links: cfg.Links, Size: cfg.Ranks, Shape: cfg.Shape, Resident: cfg.Resident}},
+		population: &population{crew: c, res: res, args: rankArgs{Program: "steps", Links: cfg.Links, Size: cfg.Ranks, Shape: cfg.Shape, Resident: cfg.Resident, Pace: cfg.Pace}},
 	}
 	defer f.progress.clear()
 	f.choose()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime/pprof"
 	"strings"
+	"time"
 
 	"github.com/serry-project/serry/internal/knob"
 	"github.com/serry-project/serry/pg"
@@ -23,13 +24,14 @@ type rankArgs struct {
 	Rank, Size int
 	Dir        string // where the ranks meet
 	Links      string
-	Rejoin     bool   `json:",omitempty"`
-	N          int    `json:",omitempty"` // calls to time
-	Bytes      int    `json:",omitempty"`
-	Shape      shape  `json:",omitzero"`  // of an ep step
-	Resident   int64  `json:",omitempty"` // bytes to touch before a kill
-	Grave      string `json:",omitempty"` // file for the time of death
-	Profile    string `json:",omitempty"`
+	Rejoin     bool          `json:",omitempty"`
+	N          int           `json:",omitempty"` // calls to time
+	Bytes      int           `json:",omitempty"`
+	Shape      shape         `json:",omitzero"`  // of an ep step
+	Resident   int64         `json:",omitempty"` // bytes to touch before a kill
+	Pace       time.Duration `json:",omitempty"` // to sleep before each step
+	Grave      string        `json:",omitempty"` // file for the time of death
+	Profile    string        `json:",omitempty"`
 }
 
 // rank is a process that runs one of the programs.

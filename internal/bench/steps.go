@@ -83,6 +83,9 @@ func (r *rank) steps() error {
 	go s.obey()
 	for ; ; s.step++ {
 		s.news()
+		if s.Pace > 0 && !fresh {
+			time.Sleep(s.Pace)
+		}
 		if err := s.one(fresh); err != nil {
 			s.news()
 			return fmt.Errorf("step %d: %w", s.step, err)
