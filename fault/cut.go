@@ -84,6 +84,14 @@ func plan(view View, votes []vote, ch change, b bug) (v Value, missing Set) {
 			}
 		}
 	}
+	// What a leaver returned from binds, so its word is needed too, or that of a living process of its host.
+	for s := left.Next(0); s >= 0; s = left.Next(s + 1) {
+		for _, g := range groups {
+			if _, ok := g.done[s]; g.slots.Has(s) && !ok && !own.Has(s) {
+				missing.Add(s)
+			}
+		}
+	}
 	for _, g := range groups {
 		c := Cut{Group: g.id, Fail: g.fail, Slots: g.slots}
 		// What the dropped returned from does not bind; a leaver's does, the others hold what it has.

@@ -40,6 +40,10 @@ type Config struct {
 	testHost uint64 // tests: a Mesh.Host of its own
 }
 
+// Refuser is a Handler that wants to know of peers that live and refuse this process for good, because they have forgotten
+// it: the link will not come back. It is called like a Handler.
+type Refuser interface{ Refused(p *Peer, why error) }
+
 // Handler gets what the loop sees, on the loop's thread, one call at a time. It must not block.
 type Handler interface {
 	// Frame is a frame of kind >= wire.KindControl from p. The payload is valid during the call.

@@ -380,6 +380,11 @@ func (l *loop) redialled(p *Peer, err error) {
 	if p.mem != nil && errors.Is(err, syscall.ECONNREFUSED) {
 		// The process lives, or its pidfd would have said so first, but nobody listens: its mesh is closed.
 		l.died(p, "nobody listens for it any more")
+		return
+	}
+	var no *RefusedError
+	if h, ok := l.h.(Refuser); ok && errors.As(err, &no) {
+		h.Refused(p, err)
 	}
 }
 

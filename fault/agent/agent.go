@@ -225,6 +225,19 @@ func (a *Agent) Heard(p *mesh.Peer) {
 	}
 }
 
+// Refused implements mesh.Refuser. A member that lives and does not know us any more has installed a view without us; what
+// it sent to tell us was lost with the connection, because we did not read for so long.
+func (a *Agent) Refused(p *mesh.Peer, why error) {
+	id, ok := a.ids[p.Nonce()]
+	if !ok || a.machine == nil || a.over {
+		return
+	}
+	v := a.machine.View()
+	if slices.ContainsFunc(v.Members, func(m fault.Member) bool { return m.ID == id }) {
+		a.effect(fault.Evicted{Epoch: v.Epoch, Why: fmt.Sprintf("rank %d has dropped this process: %v", id.Slot, why)})
+	}
+}
+
 // Linked implements mesh.Handler.
 func (a *Agent) Linked(p *mesh.Peer) { a.peers[p.Nonce()] = p }
 
