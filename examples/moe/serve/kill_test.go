@@ -97,11 +97,21 @@ func (c *cluster) until(what string, cond func() bool) {
 	for end := time.Now().Add(40 * time.Second); !cond(); time.Sleep(5 * time.Millisecond) {
 		failed := slices.ContainsFunc(c.ranks, func(p *harness.Proc) bool { return p != nil && p.Stderr() != "" })
 		if failed || time.Now().After(end) {
-			for _, p := range c.all {
-				c.t.Logf("%s: %d lines, stderr %s", p.Name, len(p.Lines()), p.Stderr())
-			}
+			c.stuck()
 			c.t.Fatalf("%s did not happen", what)
 		}
+	}
+}
+
+// stuck logs where each process stands.
+func (c *cluster) stuck() {
+	for _, p := range c.all {
+		p.Signal(syscall.SIGQUIT)
+	}
+	time.Sleep(time.Second)
+	for _, p := range c.all {
+		ls := p.Lines()
+		c.t.Logf("%s: %d lines, the last of them %q\n%s", p.Name, len(ls), ls[max(0, len(ls)-2):], p.Stderr())
 	}
 }
 
@@ -145,8 +155,10 @@ func (c *cluster) survived(active ...int) {
 func (c *cluster) end(want []Answer) (taken int) {
 	c.t.Helper()
 	for _, p := range c.ranks {
-		_, err := p.Wait(40 * time.Second)
-		require.NoError(c.t, err)
+		if _, err := p.Wait(40 * time.Second); err != nil {
+			c.stuck()
+			c.t.Fatal(err)
+		}
 	}
 	told := make([]map[int]bool, len(want))
 	for i := range told {

@@ -188,7 +188,7 @@ func (l *label) Plot(c draw.Canvas, p *plot.Plot) {
 	style := p.X.Tick.Label
 	style.Color, style.XAlign, style.YAlign = ink, draw.XLeft, draw.YBottom
 	style.Font.Size = vg.Points(9)
-	at := vg.Point{X: toX(l.x) + vg.Points(3), Y: toY(l.y) + vg.Points(4)}
+	at := vg.Point{X: toX(l.x) + vg.Points(3), Y: toY(l.y) + vg.Points(6)}
 	if l.right {
 		style.XAlign = draw.XRight
 		at.X -= vg.Points(6)
