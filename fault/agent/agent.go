@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -78,7 +79,22 @@ type Agent struct {
 	board   *board
 	next    []func() fault.Event // answers that the machine waits for
 	running bool
+	strange map[mesh.Nonce][]device.Frame // data of linked processes that our view does not have yet
+	parts   map[mesh.Nonce][]byte         // of a control message that comes in several frames
+	gone    []gone
 }
+
+// gone is a process that died before a view had it; one that comes later may have it still.
+type gone struct {
+	p  *mesh.Peer
+	at time.Duration
+}
+
+const (
+	maxStrange = 1 << 14         // frames of one process
+	maxControl = 32 << 20        // bytes of one control message
+	keepGone   = 5 * time.Second // memory of one that no view has had
+)
 
 type early struct {
 	p *mesh.Peer
@@ -91,6 +107,7 @@ func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
 		m: m, host: host, log: log,
 		peers: map[mesh.Nonce]*mesh.Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
 		died: map[mesh.Nonce]bool{}, silent: map[mesh.Nonce]bool{},
+		strange: map[mesh.Nonce][]device.Frame{}, parts: map[mesh.Nonce][]byte{},
 	}
 }
 
@@ -153,6 +170,11 @@ func (a *Agent) learn(v fault.View) {
 
 // Frame implements mesh.Handler.
 func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
+	if f.Kind == wire.KindControl && f.Total != 0 {
+		if f = a.join(p, f); f == nil {
+			return
+		}
+	}
 	if f.Kind == wire.KindControl && a.machine == nil && a.onJoin != nil {
 		if msg, err := fault.ParseMsg(f.Payload); err == nil {
 			switch msg.(type) {
@@ -176,6 +198,11 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 	if f.Kind >= wire.KindData {
 		if known {
 			a.host.Data(id, f)
+		} else if n := p.Nonce(); len(a.strange[n]) < maxStrange && !a.died[n] {
+			// A newcomer's that others have admitted, of which we hear in a moment: a frame that is dropped never comes again.
+			g := *f
+			g.Payload = append([]byte(nil), f.Payload...)
+			a.strange[n] = append(a.strange[n], g)
 		}
 		return
 	}
@@ -195,13 +222,45 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 	}
 }
 
+// join puts a control message of several frames together; nil: it is not whole yet.
+func (a *Agent) join(p *mesh.Peer, f *device.Frame) *device.Frame {
+	b := a.parts[p.Nonce()]
+	if f.Offset == 0 {
+		b = nil
+	}
+	if f.Total > maxControl || f.Offset != uint64(len(b)) || f.Offset+uint64(len(f.Payload)) > f.Total {
+		a.log.Warn("a part of a message does not fit", "peer", p.Name(), "offset", f.Offset, "bytes", len(f.Payload), "of", f.Total, "have", len(b))
+		delete(a.parts, p.Nonce())
+		return nil
+	}
+	if b = append(b, f.Payload...); uint64(len(b)) < f.Total {
+		a.parts[p.Nonce()] = b
+		return nil
+	}
+	delete(a.parts, p.Nonce())
+	g := *f
+	g.Payload, g.Offset, g.Total = b, 0, 0
+	return &g
+}
+
+// forget drops all that is kept of a process.
+func (a *Agent) forget(n mesh.Nonce) {
+	if p := a.peers[n]; p != nil {
+		p.Forget() // and its memory
+	}
+	delete(a.peers, n)
+	delete(a.died, n)
+	delete(a.silent, n)
+	delete(a.strange, n)
+	delete(a.parts, n)
+}
+
 // Died implements mesh.Handler.
 func (a *Agent) Died(p *mesh.Peer) {
 	a.died[p.Nonce()] = true
 	id, ok := a.ids[p.Nonce()]
 	if !ok {
-		delete(a.peers, p.Nonce())
-		p.Forget() // and its memory
+		a.gone = append(a.gone, gone{p, a.m.Now()})
 	} else if a.machine != nil {
 		a.log.Info("the kernel says that a member of this host is dead", "slot", id.Slot, "inc", id.Inc)
 		a.step(fault.Died{ID: id})
@@ -260,6 +319,15 @@ func (a *Agent) Tick(now time.Duration) time.Duration {
 		a.step(fault.Tick{})
 	}
 	next := a.host.Idle(now)
+	for a.machine != nil && len(a.gone) > 0 && now-a.gone[0].at >= keepGone {
+		if n := a.gone[0].p.Nonce(); a.ids[n] == (fault.ID{}) {
+			a.forget(n)
+		}
+		a.gone = a.gone[1:]
+	}
+	if a.machine != nil && len(a.gone) > 0 && (next == 0 || a.gone[0].at+keepGone < next) {
+		next = a.gone[0].at + keepGone
+	}
 	if a.timer != 0 && (next == 0 || a.timer < next) {
 		next = a.timer
 	}
@@ -307,14 +375,16 @@ func (a *Agent) effect(e fault.Effect) {
 		a.learn(e.View)
 		a.host.Install(e)
 		for _, m := range e.Lost {
-			if p := a.peers[m.Nonce]; p != nil {
-				p.Forget()
-			}
-			delete(a.peers, m.Nonce)
+			a.forget(m.Nonce)
 			delete(a.ids, m.Nonce)
-			delete(a.died, m.Nonce)
-			delete(a.silent, m.Nonce)
 			delete(a.byID, m.ID)
+		}
+		for _, m := range e.Joined {
+			fs := a.strange[m.Nonce]
+			delete(a.strange, m.Nonce)
+			for i := range fs {
+				a.host.Data(m.ID, &fs[i])
+			}
 		}
 		for _, m := range e.Joined { // it may have ended before it was a member
 			if a.died[m.Nonce] {
@@ -367,11 +437,23 @@ func (a *Agent) send(e fault.Send) {
 			faultpoint.Hit(faultpoint.AgentAccept)
 		}
 	}
-	var f device.Frame
-	f.Kind, f.To, f.ToInc = wire.KindControl, uint16(max(e.To.Slot, 0)), e.To.Inc
-	f.Payload = fault.AppendMsg(nil, e.Msg)
-	f.Length = uint32(len(f.Payload))
-	_ = p.Send(&f) // what a lost link costs is evidence, which the mesh reports
+	b := fault.AppendMsg(nil, e.Msg)
+	if len(b) > maxControl {
+		a.log.Error("a message is too large to be sent", "peer", p.Name(), "bytes", len(b), "most", maxControl)
+		return
+	}
+	for off := 0; off == 0 || off < len(b); off += wire.MaxPayload {
+		var f device.Frame
+		f.Kind, f.To, f.ToInc = wire.KindControl, uint16(max(e.To.Slot, 0)), e.To.Inc
+		f.Payload = b[off:min(len(b), off+wire.MaxPayload)]
+		if len(b) > wire.MaxPayload {
+			f.Offset, f.Total = uint64(off), uint64(len(b))
+		}
+		f.Length = uint32(len(f.Payload))
+		if err := p.Send(&f); err != nil && !errors.Is(err, device.ErrLost) && !errors.Is(err, device.ErrClosed) {
+			a.log.Error("a message cannot be sent", "peer", p.Name(), "bytes", len(b), "err", err)
+		} // what a lost link costs is evidence, which the mesh reports
+	}
 }
 
 // SendTo sends a message to a peer that is not a member, or to a member as a joiner.

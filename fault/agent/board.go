@@ -56,9 +56,9 @@ func (b *board) Publish(r fault.Record) {
 	b.seq++
 	p := recAt(b.own, b.seq)
 	if recHead+24+len(r.Value) > len(p) {
-		r.Value, r.Accepted = nil, fault.Ballot{} // cannot happen with MaxSlots members; a proxy then sees no acceptance
+		r.Value = nil // too many members for the board: who reads it sees an acceptance without its value, and then claims no dead
 	}
-	host.Word64(p, 0).Store(0)
+	host.Word64(p, 0).Swap(0)
 	binary.LittleEndian.PutUint32(p[8:], uint32(24+len(r.Value)))
 	binary.LittleEndian.PutUint32(p[12:], uint32(b.self.Slot))
 	binary.LittleEndian.PutUint32(p[16:], b.self.Inc)
@@ -87,13 +87,13 @@ func (b *board) Read(id fault.ID) (r fault.Record, ok bool) {
 		p := recAt(m, seq)
 		n := int(binary.LittleEndian.Uint32(p[8:]))
 		if n < 24 || recHead+n > len(p) {
-			if host.Word64(p, 0).Load() == seq {
+			if host.Recheck(host.Word64(p, 0)) == seq {
 				return r, false
 			}
 			continue
 		}
 		c := append([]byte(nil), p[:recHead+n]...)
-		if host.Word64(p, 0).Load() != seq {
+		if host.Recheck(host.Word64(p, 0)) != seq {
 			continue
 		}
 		if (fault.ID{Slot: int(binary.LittleEndian.Uint32(c[12:])), Inc: binary.LittleEndian.Uint32(c[16:])}) != id {
