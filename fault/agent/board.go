@@ -58,7 +58,7 @@ func (b *board) Publish(r fault.Record) {
 	if recHead+24+len(r.Value) > len(p) {
 		r.Value = nil // too many members for the board: who reads it sees an acceptance without its value, and then claims no dead
 	}
-	host.Word64(p, 0).Swap(0)
+	host.Begin(host.Word64(p, 0), 0)
 	binary.LittleEndian.PutUint32(p[8:], uint32(24+len(r.Value)))
 	binary.LittleEndian.PutUint32(p[12:], uint32(b.self.Slot))
 	binary.LittleEndian.PutUint32(p[16:], b.self.Inc)
