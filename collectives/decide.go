@@ -89,7 +89,7 @@ func (c *Comm) decide(o *Op) bool {
 func (c *Comm) still(o *Op) bool {
 	stamp := stampOf(o.Ver.Epoch, o.Seq)
 	for _, p := range o.Ver.locals {
-		if a := p.area.Load(); a == nil || c.slot(a, o).pub.Load()>>stampShift != stamp {
+		if a := p.area.Load(); a == nil || host.Recheck(c.slot(a, o).pub)>>stampShift != stamp {
 			return false
 		}
 	}

@@ -57,6 +57,14 @@ type Word interface {
 	CompareAndSwap(old, new uint64) bool
 }
 
+// reopen makes a word of our own 0 before what it stands for is overwritten. A swap, not a store: on arm64 the plain stores
+// that follow a store may be seen before it.
+func reopen(w Word) {
+	for !w.CompareAndSwap(w.Load(), 0) {
+	}
+	w.Load()
+}
+
 // area is one rank's memory for one group, its own or a peer's.
 type area struct {
 	done, completing Word
@@ -204,7 +212,7 @@ func find(arena []byte, group uint64, s Shape) (*area, error) {
 			return nil, fmt.Errorf("its slots are %d x %d x %d bytes for %d ranks, ours %d x %d x %d for %d: use the same options on all ranks",
 				dls>>32, dls>>24&0xff, slot, dls&0xffffff, s.Depth, s.Lanes, s.SlotBytes, s.Size)
 		}
-		if off < dirBytes || off%128 != 0 || off+uint64(s.areaBytes()-pageBytes) > uint64(len(arena)) {
+		if need := uint64(s.areaBytes() - pageBytes); off < dirBytes || off%128 != 0 || need > uint64(len(arena)) || off > uint64(len(arena))-need {
 			return nil, fmt.Errorf("directory entry %d points to %d, outside of its arena", i, off)
 		}
 		return s.view(arena, int(off)), nil

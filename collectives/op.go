@@ -82,6 +82,10 @@ func (c *Comm) Start(o *Op, seq uint64, v *Version) error {
 			return &ErrBadCall{o.Kind, fmt.Sprintf("%d bytes to give, the group's slots hold %d: open it with larger ones", n, c.cfg.Shape.SlotBytes)}
 		}
 	}
+	if n := c.chunksOf(o.length(c.cfg.Rank)); o.Kind != Exchange && n > maxChunks {
+		return &ErrBadCall{o.Kind, fmt.Sprintf("%d bytes are %d chunks of the group's slots of %d bytes, at most %d are possible: open it with larger ones",
+			o.length(c.cfg.Rank), n, c.cfg.Shape.SlotBytes, maxChunks)}
+	}
 	o.Seq = seq
 	o.enter(c, v)
 	return nil
@@ -89,16 +93,29 @@ func (c *Comm) Start(o *Op, seq uint64, v *Version) error {
 
 // Restart moves an operation to the version after its own, from the beginning.
 func (c *Comm) Restart(o *Op) {
-	v := o.Ver.next.Load()
-	if c.own.completing.Load() > v.From {
-		c.own.completing.Store(max(v.From, c.own.done.Load()))
-	}
-	o.enter(c, v)
+	o.enter(c, o.Ver.next.Load())
 }
 
 func (o *Op) enter(c *Comm, v *Version) {
+	// What we were about to complete in a version that ended before it, we shall not.
+	if n := max(v.From, c.own.done.Load()); o.Ver != v && c.own.completing.Load() > n && o.Seq > n {
+		c.own.completing.Store(n)
+	}
 	o.Ver, o.Err = v, nil
 	o.h = o.header(c.cfg.Rank, o.Phase)
+	o.offs = o.offs[:0]
+	if o.InParts != nil {
+		at := 0
+		for r, x := range o.InParts {
+			o.offs = append(o.offs, at)
+			if o.Kind != Exchange || v.Ranks.Has(r) {
+				at += x
+			}
+		}
+		if o.Kind == Exchange {
+			o.h.length = uint64(at) // without the ranks that are not active
+		}
+	}
 	if o.Kind == AllToAll {
 		o.h.balance = o.balanceOf(c.cfg.Rank, &v.Ranks)
 	}
@@ -114,19 +131,6 @@ func (o *Op) enter(c *Comm, v *Version) {
 	}
 	if !o.single && (o.Keep || len(v.remotes) > 0) {
 		o.stage()
-	}
-	o.offs = o.offs[:0]
-	if o.InParts != nil {
-		at := 0
-		for r, x := range o.InParts {
-			o.offs = append(o.offs, at)
-			if o.Kind != Exchange || v.Ranks.Has(r) {
-				at += x
-			}
-		}
-		if o.Kind == Exchange {
-			o.h.length = uint64(at)
-		}
 	}
 	if len(v.remotes) > 0 {
 		if len(o.parts) != c.size {
@@ -173,14 +177,6 @@ func (c *Comm) Step(o *Op, head bool) Status {
 	if v.Fail != "" || agreed && o.Seq > cut {
 		return Moved
 	}
-	if o.Kind == Broadcast && v.peers[o.Root] == nil {
-		if !head {
-			return Blocked
-		}
-		o.Err = &ErrSourceLost{o.Kind, o.Root}
-		c.finish(o)
-		return Failed
-	}
 	moved := false
 	if o.published < o.chunks || o.sentTo < len(v.remotes) {
 		if o.published == 0 && !c.reusable(o) {
@@ -225,6 +221,12 @@ func (c *Comm) Step(o *Op, head bool) Status {
 			return blockedOr(moved)
 		}
 		o.decided = true
+	}
+	if o.Kind == Broadcast && v.peers[o.Root] == nil {
+		// Decided like any other: of two ranks neither fails with this while the other learns of a loss.
+		o.Err = &ErrSourceLost{o.Kind, o.Root}
+		c.finish(o)
+		return Failed
 	}
 	if !o.pulled {
 		if !c.allSingle(o) {
@@ -302,7 +304,7 @@ func (c *Comm) publish(o *Op) (moved bool) {
 		}
 		if k == 0 {
 			faultpoint.Hit(faultpoint.PublishBefore)
-			s.pub.Store(0) // what it held before is over; a reader that is late must not take the new bytes for it
+			reopen(s.pub) // what it held before is over; a reader that is late must not take the new bytes for it
 			o.h.put(s.call)
 			for r, off := range o.offs {
 				n := o.InParts[r]

@@ -194,6 +194,9 @@ func (c *Comm) consume(o *Op) (moved bool, err error) {
 			if !ok {
 				return false, nil
 			}
+			if h.length > maxPart || c.chunksOf(int(h.length)) > maxChunks {
+				return false, fmt.Errorf("operation %d: %v: rank %d says that it gives %d bytes", o.Seq, o.Kind, p.Rank, h.length)
+			}
 			n = max(n, c.chunksOf(int(h.length)))
 		}
 		for _, p := range v.remotes {
@@ -268,7 +271,7 @@ func (c *Comm) chunk(o *Op, r, k int) (b []byte, at int) {
 		return cut(o.parts[r].data)
 	}
 	s := c.slot(p.area.Load(), o)
-	n := int(le.Uint64(s.call[48:]))
+	n := int(min(le.Uint64(s.call[48:]), maxPart)) // its writer may be overwriting it: we look again at the end
 	if n <= len(s.data) {
 		if k == 0 {
 			return s.data[:n], 0
@@ -300,6 +303,9 @@ func (c *Comm) round(o *Op, k int) error {
 		}
 		if k == o.rounds/2 {
 			faultpoint.Hit(faultpoint.PullMid)
+		}
+		if at > len(o.Out) || n > len(o.Out)-at || n%o.DType.Size() != 0 {
+			return c.wrongLength(o, c.cfg.Rank, at+n, len(o.Out))
 		}
 		vec.Reduce(o.Out[at:at+n], c.srcs, o.DType, o.Reduce, v.N)
 		return nil
