@@ -68,14 +68,13 @@ func (v *Version) Retracts(seq uint64) bool {
 
 // Config makes a Comm.
 type Config struct {
-	Group   uint64
-	Rank    int
-	Slots   []int // of all ranks, ascending
-	Arena   *Arena
-	Words   []byte // the host's shared words, or private memory of WordsBytes where no peer shares memory
-	Shape   Shape
-	Retain  int  // bytes up to which class (a) skips the completion hop; at most a slot
-	CanSpin bool // the host's ranks fit on the cores
+	Group  uint64
+	Rank   int
+	Slots  []int // of all ranks, ascending
+	Arena  *Arena
+	Words  []byte // the host's shared words, or private memory of WordsBytes where no peer shares memory
+	Shape  Shape
+	Retain int // bytes up to which class (a) skips the completion hop; at most a slot
 }
 
 // Comm runs the operations of one group. Step and Restart are for one goroutine at a time; Frame, Install, Close and the

@@ -19,6 +19,7 @@ type inKey struct {
 // member of its version has completed the operation, so that it can be forwarded to one that lacks it.
 type part struct {
 	h     header
+	set   uint64 // digest of the set that its sender has for the version
 	data  []byte
 	total int // of data; -1: not known yet
 }
@@ -72,6 +73,9 @@ func (c *Comm) deposit(rank int, f *device.Frame) {
 	if c.stale(f.Version, f.Seq) || f.Total < callBytes || f.Total > maxPart {
 		return
 	}
+	if f.Seq > c.own.done.Load()+uint64(c.cfg.Shape.Depth) {
+		return // nobody publishes that before we have completed more: it is no peer of ours that runs this protocol
+	}
 	k := inKey{rank, f.Version, f.Seq, f.Phase}
 	p := c.inbox[k]
 	if p.complete() {
@@ -82,7 +86,7 @@ func (c *Comm) deposit(rank int, f *device.Frame) {
 		if len(b) < callBytes {
 			return
 		}
-		p = &part{total: int(f.Total) - callBytes}
+		p = &part{total: int(f.Total) - callBytes, set: f.SetDigest}
 		p.h.get(b)
 		p.data = make([]byte, 0, min(p.total, 4<<20))
 		c.inbox[k] = p
@@ -178,6 +182,12 @@ func (c *Comm) answer(to int, f *device.Frame) {
 	out := device.Frame{Payload: b}
 	out.Kind, out.Tag, out.Phase = wire.KindForward, uint32(r), f.Phase
 	out.Version, out.Seq, out.Total = f.Version, f.Seq, uint64(len(b))
+	out.CallDigest = h.digest
+	for w := c.first.Load(); w != nil; w = w.next.Load() {
+		if w.Epoch == f.Version {
+			out.SetDigest = w.digest
+		}
+	}
 	c.send(dst, &out)
 }
 

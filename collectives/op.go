@@ -442,6 +442,10 @@ func (c *Comm) arrive(o *Op) Status {
 				return Blocked
 			}
 			o.parts[p.Rank] = q
+			if q.set != v.digest {
+				o.Err = fmt.Errorf("operation %d: set: rank %d has another set of members for version %d than rank %d", o.Seq, p.Rank, v.Epoch, c.cfg.Rank)
+				return Mismatch
+			}
 			h = q.h
 		} else {
 			a, err := c.bind(p)

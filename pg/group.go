@@ -122,7 +122,7 @@ func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64
 	comm, err := collectives.New(collectives.Config{
 		Group: id, Rank: g.rank, Slots: slots, Arena: w.arena, Words: w.words,
 		Shape:  collectives.Shape{Size: len(slots), SlotBytes: opts.SlotBytes, Depth: opts.Depth, Lanes: opts.lanes()},
-		Retain: w.cfg.Retain, CanSpin: w.canSpin,
+		Retain: w.cfg.Retain,
 	}, epoch, done, members)
 	if err != nil {
 		return nil, err
