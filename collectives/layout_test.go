@@ -1,0 +1,206 @@
+package collectives
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/serry-project/serry/device/host"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestBehind(t *testing.T) {
+	for _, bits := range []uint{15, 18, 30} {
+		n := uint64(1) << bits
+		r := rand.New(rand.NewPCG(uint64(bits), 1))
+		for range 10_000 {
+			a := r.Uint64N(n)
+			d := 1 + r.Uint64N(n/2-1)
+			b := (a + d) % n
+			require.True(t, behind(a, b, bits), "%d is before %d (%d bits)", a, b, bits)
+			require.False(t, behind(b, a, bits))
+			require.False(t, behind(a, a, bits))
+		}
+		require.True(t, behind(n-1, 0, bits))
+		require.False(t, behind(0, n-1, bits))
+	}
+}
+
+func TestDecisionWord(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 10_000 {
+		v, s := r.Uint64(), r.Uint64()
+		d := decided(v, s)
+		require.Equal(t, v&(1<<18-1), d.version())
+		require.Equal(t, s&(1<<30-1), d.seq())
+		require.Zero(t, d.closed())
+		c := decision(uint64(d) | closedFor(v+1))
+		require.Equal(t, d.version(), c.version())
+		require.Equal(t, d.seq(), c.seq())
+		require.Equal(t, closedFor(v+1), c.closed())
+	}
+}
+
+// The mark of a close is never 0, and orders by epoch also where it wraps.
+func TestClosedForWraps(t *testing.T) {
+	for _, base := range []uint64{0, 1, 0xfff0, 0xffff, 0x10000, 5 * 0xffff, 1<<20 - 3} {
+		for e := base; e < base+40; e++ {
+			require.NotZero(t, closedFor(e))
+			require.LessOrEqual(t, closedFor(e), uint64(0xffff))
+			for d := uint64(1); d < 30; d++ {
+				require.NotEqual(t, closedFor(e), closedFor(e+d))
+				require.True(t, behind(closedFor(e), closedFor(e+d), 15), "%d, %d", e, e+d)
+				require.False(t, behind(closedFor(e+d), closedFor(e), 15), "%d, %d", e, e+d)
+			}
+		}
+	}
+}
+
+// A close for a view that is installed is taken back by whoever installs it, one for a later view is not.
+func TestReopen(t *testing.T) {
+	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
+	c := w.ranks[0].comm
+	for _, e := range []uint64{2, 70_000, 0xffff, 0x10000} {
+		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		c.Reopen(e - 1)
+		require.Equal(t, closedFor(e), decision(c.dec.Load()).closed())
+		c.Reopen(e)
+		require.Equal(t, decided(1, 7), decision(c.dec.Load()))
+		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		c.Reopen(e + 3)
+		require.Zero(t, decision(c.dec.Load()).closed())
+	}
+}
+
+func TestRearmGoesForwardOnly(t *testing.T) {
+	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
+	c := w.ranks[0].comm
+	for _, v := range []uint64{2, 5, 100_000, 200_000, 1<<18 - 1, 1 << 18, 1<<18 + 2} {
+		c.rearm(&Version{Epoch: v, From: v * 3})
+		require.Equal(t, decided(v, v*3), decision(c.dec.Load()))
+		c.rearm(&Version{Epoch: v - 1, From: 99})
+		require.Equal(t, decided(v, v*3), decision(c.dec.Load()), "an older version")
+		c.dec.Store(uint64(decided(v, v*3+4)))
+		c.rearm(&Version{Epoch: v, From: v * 3})
+		require.Equal(t, decided(v, v*3+4), decision(c.dec.Load()), "it is there already")
+	}
+}
+
+func TestArena(t *testing.T) {
+	mem := make([]byte, 1<<20)
+	a, err := NewArena(mem)
+	require.NoError(t, err)
+	_, err = NewArena(make([]byte, dirBytes))
+	require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+	r := rand.New(rand.NewPCG(3, 4))
+	type open struct {
+		id   uint64
+		s    Shape
+		area *area
+	}
+	var groups []open
+	for i := range 3000 {
+		if len(groups) > 0 && r.IntN(2) == 0 {
+			k := r.IntN(len(groups))
+			a.free(groups[k].id)
+			got, err := find(mem, groups[k].id, groups[k].s)
+			require.NoError(t, err)
+			require.Nil(t, got)
+			groups = append(groups[:k], groups[k+1:]...)
+			continue
+		}
+		s := Shape{Size: 1 + r.IntN(9), SlotBytes: 8192 * (1 + r.IntN(4)), Depth: 1 + r.IntN(4), Lanes: 1 + r.IntN(2)}
+		id := uint64(i + 2)
+		v, err := a.alloc(id, s, uint64(i))
+		if err != nil {
+			require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+			continue
+		}
+		groups = append(groups, open{id, s, v})
+		// Whoever looks it up sees the same memory, and nobody else's.
+		p, err := find(mem, id, s)
+		require.NoError(t, err)
+		require.Equal(t, uint64(i), p.done.Load())
+		for k := range v.slots {
+			require.Zero(t, v.slots[k].pub.Load())
+			require.Len(t, v.slots[k].data, s.SlotBytes)
+			for b := range v.slots[k].data {
+				v.slots[k].data[b] = byte(id)
+			}
+			require.Equal(t, byte(id), p.slots[k].data[s.SlotBytes-1])
+		}
+		_, err = find(mem, id, Shape{Size: s.Size, SlotBytes: s.SlotBytes, Depth: s.Depth + 1, Lanes: s.Lanes})
+		require.ErrorContains(t, err, "use the same options on all ranks")
+		for _, g := range groups {
+			for k := range g.area.slots {
+				d := g.area.slots[k].data
+				require.Equal(t, byte(g.id), d[0])
+				require.Equal(t, byte(g.id), d[len(d)-1])
+			}
+		}
+	}
+	small, err := NewArena(make([]byte, dirBytes+pageBytes))
+	require.NoError(t, err)
+	_, err = small.alloc(9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
+	require.ErrorContains(t, err, "no room")
+}
+
+func TestClaim(t *testing.T) {
+	words := make([]byte, WordsBytes)
+	r := rand.New(rand.NewPCG(5, 6))
+	at := map[int]uint64{}
+	ids := map[uint64]int{}
+	for range wordEntries {
+		id := r.Uint64() | 1
+		off, err := claim(words, id, 3, 4)
+		require.NoError(t, err)
+		require.Zero(t, at[off], "two groups share a word")
+		at[off], ids[id] = id, off
+		require.Equal(t, decided(3, 4), decision(host.Word64(words, off+128).Load()))
+	}
+	for id, off := range ids {
+		again, err := claim(words, id, 9, 9)
+		require.NoError(t, err)
+		require.Equal(t, off, again)
+		require.Equal(t, decided(3, 4), decision(host.Word64(words, off+128).Load()), "who comes later finds what is there")
+	}
+	_, err := claim(words, 2, 1, 1)
+	require.ErrorContains(t, err, "no word is left")
+}
+
+// FuzzFind reads the directory of a peer that may write anything.
+func FuzzFind(f *testing.F) {
+	s := Shape{Size: 3, SlotBytes: 8192, Depth: 2, Lanes: 1}
+	good := make([]byte, dirBytes+4*pageBytes+s.areaBytes())
+	a, err := NewArena(good)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if _, err := a.alloc(7, s, 5); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good[:64], uint32(0), uint32(len(good)))
+	f.Add([]byte{7, 0, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, uint32(32*(dirEntries-1)), uint32(len(good)))
+	f.Add(good[:32], uint32(31), uint32(dirBytes))
+	f.Fuzz(func(t *testing.T, entry []byte, at, size uint32) {
+		mem := make([]byte, min(size, 1<<20)&^7)
+		if at := int(at) &^ 7; at < len(mem) {
+			copy(mem[at:], entry)
+		}
+		v, err := find(mem, 7, s)
+		if err != nil || v == nil {
+			return
+		}
+		// Everything that it gives lies inside.
+		_ = v.done.Load() + v.completing.Load()
+		for i := range v.slots {
+			q := &v.slots[i]
+			_ = q.pub.Load() + q.ack.Load() + q.hold.Load() + binary.LittleEndian.Uint64(q.call) + uint64(q.counts[len(q.counts)-1])
+			if len(q.data) != s.SlotBytes || cap(q.data) != s.SlotBytes {
+				t.Fatalf("slot of %d bytes", len(q.data))
+			}
+			_ = q.data[len(q.data)-1]
+		}
+	})
+}
