@@ -25,7 +25,15 @@ func (g *Group) unreported() []*RankLost {
 		return nil
 	}
 	es := slices.Clone(g.pending)
-	for v := g.seen.Next(); v != nil && v.Fail == ""; v = v.Next() {
+	for _, t := range g.news {
+		if t.fail != "" {
+			return es
+		}
+		if t.loss != nil {
+			es = append(es, t.loss)
+		}
+	}
+	for v := g.last.Next(); v != nil && v.Fail == ""; v = v.Next() {
 		if len(v.Lost) > 0 {
 			es = append(es, g.rankLost(v))
 		}

@@ -24,6 +24,20 @@ var (
 	ErrOutOfStep = errors.New("serry: out of step")
 )
 
+// during says in what an error came; "serry: " stands once.
+func during(what string, err error) error { return &duringError{what, err} }
+
+type duringError struct {
+	what string
+	err  error
+}
+
+func (e *duringError) Error() string { return "serry: " + e.what + ": " + bare(e.err) }
+
+func (e *duringError) Unwrap() error { return e.err }
+
+func bare(err error) string { return strings.TrimPrefix(err.Error(), "serry: ") }
+
 // RankLost is what all survivors get alike for the first operation after a cut of a Raise group. The call after the one
 // that returned it goes on over the survivors.
 type RankLost struct {
@@ -98,7 +112,7 @@ func (e *JoinError) Error() string {
 		s += ": " + e.What
 	}
 	if e.Err != nil {
-		s += ": " + e.Err.Error()
+		s += ": " + bare(e.Err)
 	}
 	return s
 }

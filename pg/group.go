@@ -3,7 +3,6 @@ package pg
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,19 +84,20 @@ type Group struct {
 	comm  *collectives.Comm
 	size  atomic.Int64 // of the world: grows
 
-	driver atomic.Int32 // 1: somebody drives
-	wants  atomic.Int32 // callers that want to drive
+	turns
 
 	// The driver's own.
 	seq     uint64
 	queue   []*Work
 	spare   []*Work
-	pairs   []*Pair // that are over
-	seen    *collectives.Version
-	pending []*RankLost   // losses that were not yet returned to anybody, oldest first
-	ended   error         // no operation is issued any more; those before the cut still complete
-	failed  error         // nothing completes any more
-	blamed  time.Duration // when we last reported an overdue operation
+	pairs   []*Pair              // that are over
+	seen    note                 // what was taken notice of: operations begin in it
+	news    []note               // what came after it and was not yet taken notice of
+	last    *collectives.Version // the newest of them
+	pending []*RankLost          // losses that were not yet returned to anybody, oldest first
+	ended   error                // no operation is issued any more; those before the cut still complete
+	failed  error                // nothing completes any more
+	blamed  time.Duration        // when we last reported an overdue operation
 	failing bool
 
 	issued  atomic.Uint64
@@ -106,14 +106,13 @@ type Group struct {
 	retired atomic.Bool // closed by all, in order
 
 	progressOnce sync.Once
-	progressWake chan struct{}
 	quit         chan struct{}
 
 	p2p p2p
 }
 
 func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64, members []collectives.Member) (*Group, error) {
-	g := &Group{w: w, id: id, slots: slots, opts: opts, rank: -1, seq: done, progressWake: make(chan struct{}, 1), quit: make(chan struct{})}
+	g := &Group{w: w, id: id, slots: slots, opts: opts, rank: -1, seq: done, quit: make(chan struct{})}
 	for i, s := range slots {
 		if s == w.slot {
 			g.rank = i
@@ -127,9 +126,11 @@ func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64
 	if err != nil {
 		return nil, err
 	}
-	g.comm, g.seen = comm, comm.Current()
+	g.comm, g.last = comm, comm.Current()
+	g.seen = noteOf(g.last)
 	g.issued.Store(done)
-	g.p2p.init(g.seen, len(slots))
+	g.turns.init()
+	g.p2p.init(g.last, len(slots))
 	return g, nil
 }
 
@@ -165,29 +166,6 @@ func (g *Group) IsActive(rank int) bool {
 	return v.Ranks.Has(rank)
 }
 
-// acquire makes the caller the one that drives the group.
-func (g *Group) acquire(ctx context.Context) error {
-	g.wants.Add(1)
-	defer g.wants.Add(-1)
-	for n := 0; !g.driver.CompareAndSwap(0, 1); n++ {
-		if n < 100 {
-			host.SchedYield()
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := g.w.overErr(); err != nil {
-			return err
-		}
-		g.comm.Wake() // the progress goroutine may sleep with it
-		time.Sleep(50 * time.Microsecond)
-	}
-	return nil
-}
-
-func (g *Group) release() { g.driver.Store(0) }
-
 func (g *Group) get() *Work {
 	if n := len(g.spare); n > 0 {
 		w := g.spare[n-1]
@@ -219,7 +197,7 @@ func (g *Group) doIn(ctx context.Context, call *collectives.Call) (Result, *coll
 		}
 		// The context is over: this rank gives up, and says so to all. Nothing touches the caller's buffers any more,
 		// because nobody drives the group again.
-		g.failed = fmt.Errorf("serry: %w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
+		g.failed = fmt.Errorf("%w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
 		g.drop(g.failed)
 		g.abort(fmt.Sprintf("in %v %d: %v", call.Kind, w.op.Seq, err))
 		return Result{}, nil, g.failed
@@ -250,7 +228,7 @@ func (g *Group) begin(w *Work) error {
 		w.op.Deadline = g.opts.Timeout
 	}
 	w.op.Keep = g.opts.Mode == Continue
-	if err := g.comm.Start(&w.op, g.seq+1, g.seen); err != nil {
+	if err := g.comm.Start(&w.op, g.seq+1, g.last); err != nil {
 		return err
 	}
 	g.seq++
@@ -258,91 +236,6 @@ func (g *Group) begin(w *Work) error {
 	w.started = 0
 	g.queue = append(g.queue, w)
 	return nil
-}
-
-// settle takes notice of new versions, and returns what stands in the way of a new operation.
-func (g *Group) settle() error {
-	if err := g.notice(); err != nil {
-		return err
-	}
-	if e := g.lost(); e != nil {
-		if !g.opts.ManualResume {
-			g.resume(func(x *RankLost) bool { return x == e })
-		}
-		return e
-	}
-	return g.ended
-}
-
-// lost is the oldest loss that was not returned to anybody.
-func (g *Group) lost() *RankLost {
-	if len(g.pending) == 0 {
-		return nil
-	}
-	return g.pending[0]
-}
-
-// notice takes notice of new versions and of the end.
-//
-// A version that lost members is taken notice of only once the loss before it has been returned to somebody, or if an
-// operation of the queue needs it: so every survivor returns the same losses at the same places of its program, however
-// many versions it finds at once.
-func (g *Group) notice() error {
-	if err := g.w.overErr(); err != nil {
-		g.failed = err
-	}
-	if g.closed.Load() && g.failed == nil {
-		g.failed = fmt.Errorf("%w: group %x", ErrClosed, g.id)
-	}
-	if g.failed == nil {
-		for v := g.seen.Next(); v != nil; v = v.Next() {
-			if len(g.pending) > 0 && (len(g.queue) == 0 || !v.Retracts(g.queue[len(g.queue)-1].op.Seq)) {
-				break
-			}
-			g.moved(v)
-		}
-	}
-	if g.failed != nil {
-		g.drop(g.failed)
-		return g.failed
-	}
-	return nil
-}
-
-// moved is one new version.
-func (g *Group) moved(v *collectives.Version) {
-	g.seen = v
-	if v.Fail != "" {
-		g.ended = &GroupFailed{g.id, v.Epoch, v.Fail}
-		g.cutOff(v.From, g.ended)
-		return
-	}
-	if len(v.Lost) == 0 || g.opts.Mode == Continue {
-		return
-	}
-	e := g.rankLost(v)
-	g.pending = append(g.pending, e)
-	g.cutOff(v.From, e)
-	g.seq = v.From
-	g.issued.Store(g.seq)
-}
-
-func (g *Group) rankLost(v *collectives.Version) *RankLost {
-	e := &RankLost{Lost: v.Lost, Epoch: v.Epoch, Why: g.w.why(v.Epoch)}
-	for _, r := range e.Lost {
-		e.Slots = append(e.Slots, g.slots[r])
-	}
-	return e
-}
-
-// resume goes on after the losses for which gone is true.
-func (g *Group) resume(gone func(*RankLost) bool) {
-	if len(g.pending) == 0 {
-		return
-	}
-	if g.pending = slices.DeleteFunc(g.pending, gone); len(g.pending) == 0 {
-		g.p2p.resume(g.seen)
-	}
 }
 
 // cutOff fails what was issued after the cut.
@@ -365,28 +258,6 @@ func (g *Group) drop(err error) {
 	}
 	clear(g.queue)
 	g.queue = g.queue[:0]
-}
-
-// report returns w's error to the caller; a loss is reported by that.
-func (g *Group) report(w *Work) error {
-	if e, ok := w.err.(*RankLost); ok && !g.opts.ManualResume {
-		g.resume(func(x *RankLost) bool { return x == e })
-	}
-	return w.err
-}
-
-// Resume lets a Raise group with ManualResume go on after a RankLost, and returns the new set and its version. Where
-// nothing was lost, or the loss was taken notice of already, it changes nothing.
-func (g *Group) Resume(ctx context.Context) (Set, uint64, error) {
-	if err := g.acquire(ctx); err != nil {
-		return Set{}, 0, err
-	}
-	defer g.release()
-	if err := g.notice(); err != nil {
-		return Set{}, 0, err
-	}
-	g.resume(func(*RankLost) bool { return true }) // what came after these is another loss
-	return g.seen.Active, g.seen.Epoch, g.ended
 }
 
 // advance steps everything that may have bytes in flight.

@@ -49,6 +49,7 @@ func (w *World) tidy() (more bool) {
 	for _, g := range w.all() {
 		switch {
 		case !g.retired.Load():
+			g.idle()
 			more = g.comm.Tidy() || more
 		case !g.comm.Finished():
 			more = true

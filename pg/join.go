@@ -53,7 +53,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	}
 	w := &World{
 		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, members: map[fault.ID]*mesh.Peer{},
-		left: make(chan struct{}), gone: map[uint64]struct{}{}, events: events{ch: make(chan Event, 256)},
+		left: make(chan struct{}), isOver: make(chan struct{}), gone: map[uint64]struct{}{}, events: events{ch: make(chan Event, 256)},
 	}
 	fail := func(what string, err error) (*World, error) {
 		if w.mesh != nil {

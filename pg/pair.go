@@ -55,13 +55,13 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	if err := g.settle(); err != nil {
 		return nil, err
 	}
-	if x.Version != 0 && x.Version != g.seen.Epoch {
+	if x.Version != 0 && x.Version != g.seen.epoch {
 		return nil, ErrMoved
 	}
 	p := g.pair()
 	p.half.Call = g.exchange(x)
 	p.half.Provisional = true
-	if err := g.comm.Start(&p.half, g.seq+1, g.seen); err != nil {
+	if err := g.comm.Start(&p.half, g.seq+1, g.last); err != nil {
 		return nil, err
 	}
 	g.seq++
@@ -201,9 +201,17 @@ func (p *Pair) Combined(ctx context.Context) (Result, error) {
 	err := g.until(ctx, func() bool { return p.step(&p.w.op, true) }, func() bool { return p.w.done.Load() }, p.w)
 	res := p.w.res
 	if err = p.end(ctx, err); err == nil {
+		p.ver, p.half.Ver, p.w.op.Ver = nil, nil, nil // the memory of its dead
 		g.pairs = append(g.pairs, p)
 	}
 	return res, err
+}
+
+func (p *Pair) what() string {
+	if p.combining {
+		return "combine"
+	}
+	return "dispatch"
 }
 
 // end turns what ended a wait into what the caller gets.
@@ -216,9 +224,9 @@ func (p *Pair) end(ctx context.Context, err error) error {
 	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		g := p.g
-		g.failed = fmt.Errorf("serry: %w: rank %d gave up operation %d: %w", ErrClosed, g.rank, p.w.op.Seq, err)
+		g.failed = fmt.Errorf("%w: rank %d gave up %s %d: %w", ErrClosed, g.rank, p.what(), p.half.Seq, err)
 		g.drop(g.failed)
-		g.abort(fmt.Sprintf("in operation %d: %v", p.half.Seq, err))
+		g.abort(fmt.Sprintf("in %s %d: %v", p.what(), p.half.Seq, err))
 		return g.failed
 	}
 	return err

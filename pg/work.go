@@ -40,7 +40,7 @@ func (w *Work) finish(err error) {
 }
 
 func (w *Work) recycle() {
-	w.pair, w.started, w.err, w.res = nil, 0, nil, Result{}
+	w.pair, w.started, w.err, w.res, w.op.Ver = nil, 0, nil, Result{}, nil // with a Version goes the memory of its dead
 	w.done.Store(false)
 }
 
@@ -59,9 +59,10 @@ func (w *Work) Wait(ctx context.Context) (Result, error) {
 	defer g.release()
 	if !w.done.Load() {
 		if err := g.drive(ctx, w); err != nil && !w.done.Load() {
-			return Result{}, fmt.Errorf("serry: waiting for operation %d: %w", w.op.Seq, err)
+			return Result{}, during(fmt.Sprintf("waiting for %v %d", w.op.Kind, w.op.Seq), err)
 		}
 	}
+	w.op.Ver = nil
 	return w.res, g.report(w)
 }
 
@@ -90,38 +91,6 @@ func (g *Group) Start(call *collectives.Call) (*Work, error) {
 	}
 	g.advance()
 	g.progressOnce.Do(func() { go g.progress() })
-	select {
-	case g.progressWake <- struct{}{}:
-	default:
-	}
+	poke(g.worker)
 	return w, nil
-}
-
-// progress drives what callers have issued and do not wait for. It stays away while a caller drives.
-func (g *Group) progress() {
-	defer g.w.guard()
-	idle := true
-	for {
-		if idle {
-			select {
-			case <-g.progressWake:
-			case <-g.quit:
-				return
-			}
-		}
-		if g.wants.Load() > 0 || !g.driver.CompareAndSwap(0, 1) {
-			time.Sleep(20 * time.Microsecond)
-			idle = false
-			continue
-		}
-		moved := g.advance()
-		idle = len(g.queue) == 0
-		if !idle {
-			g.overdue(g.w.mesh.Now(), g.queue[0])
-		}
-		g.driver.Store(0)
-		if !moved && !idle {
-			g.comm.Sleep(time.Millisecond, func() bool { return g.wants.Load() > 0 })
-		}
-	}
 }

@@ -46,6 +46,7 @@ type World struct {
 	members map[fault.ID]*mesh.Peer // also of earlier views
 	past    []fault.Install         // the last of them, oldest first
 	over    atomic.Pointer[error]
+	isOver  chan struct{} // closed when it is
 	left    chan struct{}
 
 	entered atomic.Uint64 // Boundaries
@@ -107,6 +108,7 @@ func (w *World) overErr() error {
 // end ends everything here for good, once.
 func (w *World) end(err error) {
 	if w.over.CompareAndSwap(nil, &err) {
+		close(w.isOver)
 		w.wakeAll()
 	}
 }
@@ -206,17 +208,13 @@ func (h worldHost) Close(epoch uint64, groups []uint64) (ds []fault.GroupDone) {
 			continue
 		}
 		d := fault.GroupDone{Group: id, Issued: g.issued.Load()}
-		alive := func(rank int) bool {
-			v := g.comm.Current()
-			for _, m := range g.comm.Members(v) {
-				if m.Rank == rank {
-					p := w.peerOf(fault.ID{Slot: m.Slot, Inc: m.Inc})
-					return p != nil && !p.Dead()
-				}
+		var alive Set // ranks
+		for _, m := range g.comm.Members(g.comm.Current()) {
+			if p := w.peerOf(fault.ID{Slot: m.Slot, Inc: m.Inc}); p != nil && !p.Dead() {
+				alive.Add(m.Rank)
 			}
-			return false
 		}
-		done := g.comm.CloseWord(epoch, alive)
+		done := g.comm.CloseWord(epoch, alive.Has)
 		for r := range g.slots {
 			if s, ok := done[r]; ok {
 				d.Done = append(d.Done, fault.Done{Slot: g.slots[r], Seq: s})
@@ -304,6 +302,16 @@ func (h worldHost) Waiting(group uint64) (out fault.Waiting) {
 		missing := g.comm.Missing(g.waiting.epoch.Load(), seq, uint8(g.waiting.phase.Load()))
 		if out.Group == 0 || g.id == group {
 			out.Group, out.Seq, out.Missing = g.id, seq, missing
+		}
+	}
+	if out.Group != 0 {
+		return out
+	}
+	for _, g := range w.Groups() {
+		if x, ok := g.p2p.waiting(); ok { // in Send or Recv
+			out.Group, out.Seq = g.id, x.seq
+			out.Missing.Add(g.slots[x.rank])
+			return out
 		}
 	}
 	return out
