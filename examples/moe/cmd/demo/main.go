@@ -156,11 +156,16 @@ func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	j := job{Weights: o.weights, Experts: m.Experts, Flip: o.flip, Serve: serve.Config{
+	j := job{Weights: o.weights, Experts: m.Experts, Serve: serve.Config{
 		Prompts: prompts[:o.prompts], Max: o.most, Sampling: o.sampling, Replicas: o.replicas,
 	}}
 	if !o.noKill {
 		j.Serve.Joins = 2
+	}
+	if o.flip >= 0 {
+		if j.Flip, err = findFlip(ctx, m, j.Serve, o.ranks, o.flip); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintf(show, "model: %d layers of %d experts (top %d), hidden %d, %.1f MiB of experts in f32\n",
 		m.Layers, m.Experts, m.TopK, m.Hidden, mib(m.ResidentExpertBytes()))

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/serry-project/serry/ep/route"
 	"github.com/serry-project/serry/examples/moe/model"
 	"github.com/serry-project/serry/examples/moe/serve"
 	"github.com/serry-project/serry/pg"
@@ -18,9 +19,12 @@ import (
 type job struct {
 	Weights string
 	Experts int
-	Flip    int // rank whose replica of an expert gets one wrong bit; -1: none (a negative control)
+	Flip    *flip // nil: all weights are right
 	Serve   serve.Config
 }
+
+// flip is one wrong bit in one rank's replica of an expert, as a negative control.
+type flip struct{ Rank, Layer, Expert int }
 
 // worker is one rank: it loads its share of the model, joins, serves, and prints events as JSON lines. Beside those of
 // serve there are "joining" (its share is loaded, and it calls Join) and "view" (Epoch, Active: it has a new view).
@@ -37,8 +41,8 @@ func worker(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	if j.Flip == cfg.Rank {
-		if err := flip(m); err != nil {
+	if j.Flip != nil && j.Flip.Rank == cfg.Rank {
+		if err := m.FlipBit(j.Flip.Layer, j.Flip.Expert); err != nil {
 			return err
 		}
 	}
@@ -67,12 +71,42 @@ func worker(ctx context.Context, text string) error {
 	return w.Leave(ctx)
 }
 
-// flip changes one bit of the first expert that lives here.
-func flip(m *model.Model) error {
-	for e := range m.Experts {
-		if m.HasExpert(0, e) {
-			return m.FlipBit(0, e)
+// findFlip finds an expert of a rank that has a bit which matters to the first logits of that rank's own first request.
+// (Many do not: what they weigh may be zero.) m is as it was in the end.
+func findFlip(ctx context.Context, m *model.Model, cfg serve.Config, ranks, rank int) (*flip, error) {
+	p, err := serve.Placement(m.Experts, ranks, cfg.Replicas)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Prompts, cfg.Max = cfg.Prompts[rank%len(cfg.Prompts):][:1], 1
+	first := func() (uint64, error) {
+		as, err := serve.Reference(ctx, m, cfg, nil)
+		if err != nil {
+			return 0, err
+		}
+		return as[0].Hashes[0], nil
+	}
+	right, err := first()
+	if err != nil {
+		return nil, err
+	}
+	for layer := range m.Layers {
+		for _, e := range p.Resident(rank) {
+			if p.Owner(e, route.All(ranks), rank) != rank {
+				continue // its rows go to the other replica
+			}
+			if err := m.FlipBit(layer, e); err != nil {
+				return nil, err
+			}
+			h, err := first()
+			_ = m.FlipBit(layer, e)
+			if err != nil {
+				return nil, err
+			}
+			if h != right {
+				return &flip{rank, layer, e}, nil
+			}
 		}
 	}
-	return fmt.Errorf("no expert of layer 0 lives here")
+	return nil, fmt.Errorf("no bit of rank %d's experts matters to its first request", rank)
 }
