@@ -41,7 +41,7 @@ type Config struct {
 }
 
 // Refuser is a Handler that wants to know of peers that live and refuse this process for good, because they have forgotten
-// it: the link will not come back. It is called like a Handler.
+// it, with proof of who says so: the link will not come back. It is called like a Handler.
 type Refuser interface{ Refused(p *Peer, why error) }
 
 // Handler gets what the loop sees, on the loop's thread, one call at a time. It must not block.

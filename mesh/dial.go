@@ -312,7 +312,7 @@ func (m *Mesh) adopt(t *talk, mem *foreign, given uint32, reason string) (*Peer,
 	case m.closed:
 		return nil, errClosed
 	case p != nil && p.over.Load():
-		return nil, refused("process %x is dead", t.addr.Nonce)
+		return nil, forgotten("process %x is dead", t.addr.Nonce)
 	case p != nil:
 		p.hands++
 		return p, nil
@@ -461,11 +461,11 @@ func (m *Mesh) accepted(c net.Conn) (err error) {
 		p = m.peers[t.addr.Nonce]
 		m.mu.Unlock()
 		if p == nil || p.over.Load() || p.share != unix {
-			return t.refuse(errUnknown)
+			return t.turnAway(errUnknown)
 		}
 		m.again(p)
 	} else if p, err = m.adopt(t, mem, given, reason); err != nil {
-		return t.refuse(err)
+		return t.turnAway(err)
 	}
 	peerHas, gen, err := t.ready(false, p.base.Reset)
 	if err != nil {
@@ -499,7 +499,7 @@ func (m *Mesh) acceptMemory(t *talk, mem *foreign, given uint32) error {
 }
 
 // errUnknown: somebody wants a link back that there is not; it was forgotten, or never got as far as here.
-var errUnknown = refused("there is no such link any more")
+var errUnknown = forgotten("there is no such link any more")
 
 // welcome decides whether a dialler's connection is wanted: when both sides dial at once, that of the lower nonce stays.
 func (m *Mesh) welcome(h *hello) error {
@@ -510,7 +510,7 @@ func (m *Mesh) welcome(h *hello) error {
 	}
 	p := m.peers[h.nonce]
 	if p != nil && p.over.Load() {
-		return refused("process %x is dead here", h.nonce)
+		return forgotten("process %x is dead here", h.nonce)
 	}
 	if p == nil && h.purpose == forAgain {
 		return errUnknown

@@ -60,12 +60,27 @@ const handshakeTime = 5 * time.Second
 const firstWord = 2 * time.Second
 
 // RefusedError says that the two sides will not talk, now or later: another world, key, or version.
-type RefusedError struct{ Text string }
+type RefusedError struct {
+	Text string
+
+	// forgot: it was said by the very process that was wanted, with the world's key, that it knows this one no longer.
+	// Anybody else who got its address after it may refuse too, which proves nothing.
+	forgot bool
+}
 
 func (e *RefusedError) Error() string { return e.Text }
 
 func refused(format string, a ...any) error {
 	return &RefusedError{Text: "mesh: " + fmt.Sprintf(format, a...)}
+}
+
+func forgotten(format string, a ...any) error {
+	return &RefusedError{Text: "mesh: " + fmt.Sprintf(format, a...), forgot: true}
+}
+
+func isForgotten(err error) bool {
+	var r *RefusedError
+	return errors.As(err, &r) && r.forgot
 }
 
 // errBusy: both sides dialled at once, and the other one's connection is the one that stays.
@@ -80,10 +95,11 @@ func noMemory(format string, a ...any) error {
 	return &noMemoryError{"mesh: " + fmt.Sprintf(format, a...)}
 }
 
-// What a refusal says when it is none for good.
+// What a refusal says when it is none for good, and one that counts for more: forgotText comes after both proofs only.
 const (
 	busyText     = "busy: take my connection"
 	noMemoryText = "no memory: "
+	forgotText   = "forgotten: "
 )
 
 // hello is the first message of each side.
@@ -126,6 +142,7 @@ type talk struct {
 	mine  hello
 	other hello
 	addr  *Address // of the other side, proved
+	sure  bool     // both proofs were right, and it is the process that was wanted
 	raw   []byte
 	fds   []int // that came with the last message
 }
@@ -207,6 +224,9 @@ func (t *talk) receive(want uint8) ([]byte, error) {
 		if s, ok := strings.CutPrefix(string(body), noMemoryText); ok {
 			return nil, noMemory("%s can not share memory: %s", t.who(), s)
 		}
+		if s, ok := strings.CutPrefix(string(body), forgotText); ok && t.sure {
+			return nil, forgotten("%s refuses: %s", t.who(), s)
+		}
 		return nil, refused("%s refuses: %s", t.who(), strings.TrimPrefix(string(body), "mesh: "))
 	case want:
 	default:
@@ -234,9 +254,20 @@ func (t *talk) refuse(err error) error {
 		text = busyText
 	} else if errors.As(err, &nm) {
 		text = noMemoryText + text
+	} else if isForgotten(err) {
+		text = forgotText + text
 	}
 	_, _ = t.c.Write(message(msgRefuse, []byte(text[:min(len(text), 512)])))
 	return err
+}
+
+// turnAway refuses a dialler after the proofs. What it says next is read first, or it would reset the answer.
+func (t *talk) turnAway(err error) error {
+	if isForgotten(err) {
+		t.within(time.Second)
+		_, _ = t.receive(msgReady)
+	}
+	return t.refuse(err)
 }
 
 func (t *talk) mac(role string, addr []byte) []byte {
@@ -273,6 +304,7 @@ func (t *talk) proved(role string) error {
 	if t.addr.Nonce != t.other.nonce {
 		return t.refuse(fmt.Errorf("mesh: the address of %s belongs to another process", t.other.name))
 	}
+	t.sure = true
 	return nil
 }
 
@@ -301,7 +333,7 @@ func (t *talk) dialled(addr []byte) error {
 }
 
 // accepted runs the acceptor's side up to both proofs. may decides, after the world is known to be right, whether the
-// dialler is welcome.
+// dialler is welcome. Whom we have forgotten learns it after the proofs, so that it can believe it.
 func (t *talk) accepted(addr []byte, may func(*hello) error) error {
 	t.within(firstWord)
 	b, err := t.receive(msgHello)
@@ -324,8 +356,9 @@ func (t *talk) accepted(addr []byte, may func(*hello) error) error {
 		return t.refuse(refused("process %x is not here, this is %s, %x", t.other.want, t.mine.name, t.mine.nonce))
 	}
 	t.mine.want = t.other.nonce
-	if err := may(&t.other); err != nil {
-		return t.refuse(err)
+	no := may(&t.other)
+	if no != nil && !isForgotten(no) {
+		return t.refuse(no)
 	}
 	if err := t.send(msgHello, t.mine.encode()); err != nil {
 		return err
@@ -333,7 +366,10 @@ func (t *talk) accepted(addr []byte, may func(*hello) error) error {
 	if err := t.proved("dialler"); err != nil {
 		return err
 	}
-	return t.prove("acceptor", addr)
+	if err := t.prove("acceptor", addr); err != nil || no == nil {
+		return err
+	}
+	return t.turnAway(no)
 }
 
 // ready exchanges what has been received. The dialler speaks first; gen belongs to recv (stream.Link.Reset).

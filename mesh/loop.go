@@ -33,8 +33,9 @@ type loop struct {
 	ending bool
 
 	byID  map[uint64]*Peer
-	far   []*Peer // peers that need heartbeats
-	polls []*Peer // to be polled in the next turn
+	left  map[uint64]*Peer // forgotten, and perhaps still watching a death word of ours
+	far   []*Peer          // peers that need heartbeats
+	polls []*Peer          // to be polled in the next turn
 	tick  time.Duration
 	beat  beat
 	ended bool
@@ -50,7 +51,7 @@ const (
 )
 
 func newLoop(m *Mesh) (*loop, error) {
-	l := &loop{m: m, byID: map[uint64]*Peer{}, event: -1, done: make(chan struct{}), turns: host.Word64(m.seg.Bytes(), offTurns)}
+	l := &loop{m: m, byID: map[uint64]*Peer{}, left: map[uint64]*Peer{}, event: -1, done: make(chan struct{}), turns: host.Word64(m.seg.Bytes(), offTurns)}
 	var err error
 	if l.ep, err = host.EpollCreate(128); err != nil {
 		return nil, fmt.Errorf("mesh: %w", err)
@@ -109,6 +110,7 @@ func (l *loop) marked(id uint64) {
 		if p := l.byID[id]; p != nil {
 			l.died(p, "the kernel has marked its death")
 		}
+		l.parted(l.left[id])
 	})
 }
 
@@ -165,6 +167,7 @@ func (l *loop) turn() {
 	for _, e := range evs {
 		p := l.byID[e.Token>>tokenBits]
 		if p == nil {
+			l.parted(l.left[e.Token>>tokenBits])
 			continue
 		}
 		switch e.Token & (1<<tokenBits - 1) {
@@ -382,8 +385,7 @@ func (l *loop) redialled(p *Peer, err error) {
 		l.died(p, "nobody listens for it any more")
 		return
 	}
-	var no *RefusedError
-	if h, ok := l.h.(Refuser); ok && errors.As(err, &no) {
+	if h, ok := l.h.(Refuser); ok && isForgotten(err) {
 		h.Refused(p, err)
 	}
 }
@@ -409,7 +411,13 @@ func (l *loop) died(p *Peer, why string) {
 	l.h.Died(p)
 }
 
+// unwatch ends all that the loop does for p.
 func (l *loop) unwatch(p *Peer) {
+	l.unlink(p)
+	l.unguard(p)
+}
+
+func (l *loop) unlink(p *Peer) {
 	delete(l.byID, p.id)
 	for i, q := range l.far {
 		if q == p {
@@ -420,6 +428,10 @@ func (l *loop) unwatch(p *Peer) {
 	if p.link != p.base {
 		_ = p.link.Close()
 	}
+}
+
+// unguard ends the watch for its death.
+func (l *loop) unguard(p *Peer) {
 	if p.mem != nil && p.started {
 		if p.mem.pidfd >= 0 {
 			_ = l.ep.Del(p.mem.pidfd)
@@ -429,11 +441,30 @@ func (l *loop) unwatch(p *Peer) {
 	}
 }
 
-// drop ends what Forget has begun.
+// drop ends what Forget has begun. The process may live on and watch the death word that we gave it, so the word is not
+// another's before this one has ended or closed its mesh: that alone is still watched for, and keeps its memory mapped.
 func (l *loop) drop(p *Peer) {
-	if !p.dead.Load() {
-		l.unwatch(p)
+	if p.dead.Load() {
+		return
 	}
+	l.unlink(p)
+	if p.mem == nil || !p.started {
+		return
+	}
+	l.left[p.id] = p
+	if p.mem.gone() { // its mark came after Forget and before us
+		l.parted(p)
+	}
+}
+
+// parted takes the death word back from a forgotten process that is no more; nil is nobody.
+func (l *loop) parted(p *Peer) {
+	if p == nil {
+		return
+	}
+	delete(l.left, p.id)
+	l.unguard(p)
+	p.release.Do(func() { l.m.seg.release(p.given) })
 }
 
 // stop says goodbye and ends the loop.
@@ -451,6 +482,9 @@ func (l *loop) stop() {
 			p.over.Store(true)
 			p.base.Close()
 			l.unwatch(p)
+		}
+		for _, p := range l.left {
+			l.parted(p)
 		}
 		l.ended = true
 	})

@@ -127,6 +127,8 @@ func Open(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 		m.hostID = cfg.testHost
 	}
 	if m.unixL, err = net.Listen("unix", unixName); err != nil {
+		// A process that shares nothing is a host of its own: nobody may count on its words or vouch for its death.
+		m.hostID = hostHash(m.id.BootID, "alone "+string(m.nonce[:]))
 		m.noShare = err.Error()
 		m.log.Warn("mesh: no memory will be shared with other processes of this host", "error", err)
 		unixName = ""
@@ -200,7 +202,8 @@ func (m *Mesh) Addr() []byte { return m.addr }
 func (m *Mesh) Nonce() Nonce { return m.nonce }
 
 // Host is equal among processes that can share memory and see each other's deaths: of one running kernel, and of one
-// network namespace, where abstract sockets end, or one Config.SocketDir.
+// network namespace, where abstract sockets end, or one Config.SocketDir. A process that cannot listen there has a number
+// of its own. Whether a handshake has then really shared memory, Peer.SameHost says.
 func (m *Mesh) Host() uint64 { return m.hostID }
 
 // Arena is the own arena. Only this process writes it. It stays mapped as long as the Mesh is reachable, also after

@@ -67,14 +67,22 @@ func (p *Peer) Name() string { return p.name }
 // SameHost says whether its memory and its death are visible here at once.
 func (p *Peer) SameHost() bool { return p.mem != nil }
 
-// Arena is its arena, read-only; nil unless data goes by shared memory. It is mapped as long as the Peer is reachable,
+// Arena is its arena, read-only; nil unless data goes by shared memory, which takes the same shared words here and there
+// (see Mesh.Words). It is mapped as long as the Peer is reachable,
 // also when the process is dead or forgotten: who keeps the slice keeps the Peer.
 func (p *Peer) Arena() []byte {
 	if p.mem == nil || !p.share {
 		return nil
 	}
+	if theirs, ours := p.mem.words.Load(), p.m.seg.wordsID().Load(); theirs != ours && theirs != 0 && ours != 0 {
+		return nil
+	}
 	return p.mem.arena
 }
+
+// HasWords says whether the process has shared words of its host, not necessarily ours; true if it needs none. Once both
+// sides have some, Arena does not change any more.
+func (p *Peer) HasWords() bool { return p.mem == nil || !p.share || p.mem.words.Load() != 0 }
 
 // Board is its board, read-only; nil unless SameHost. It is mapped as long as Arena.
 func (p *Peer) Board() []byte {

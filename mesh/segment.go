@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/serry-project/serry/device/host"
 )
@@ -19,17 +20,19 @@ import (
 //	64       offset (8) and size (8) of the board
 //	80       offset (8) and size (8) of the arena
 //	128      turns of the owner's loop (8), alone on its line
+//	192      id of the shared words that the owner has (8), 0 until it has some
 //	4096     death words, host.RobustStride apart, one per watcher: the owner hands each its index in the handshake
 //	20480    board, 64 KiB
 //	86016    arena
 //
-// The header is complete before the descriptor leaves the process and never changes. A reader copies each field once,
+// The header is complete before the descriptor leaves the process and never changes, but for turns and the id of the words. A reader copies each field once,
 // and checks it, before it uses it.
 const (
 	segMagic   = "serrySEG"
 	segVersion = 1
 
 	offTurns   = 128
+	offWords   = 192
 	offDeath   = 4096
 	deathWords = 1024
 	offBoard   = offDeath + deathWords*host.RobustStride
@@ -39,6 +42,7 @@ const (
 
 	// WordsBytes is the size of a host's shared words.
 	WordsBytes = 1 << 20
+	wordsSize  = WordsBytes + 8 // of their segment: behind them is their random id, which is never 0
 )
 
 // segment is this process's own.
@@ -102,11 +106,15 @@ func (s *segment) release(i uint32) {
 	}
 }
 
+// wordsID is the id of the shared words that this process has.
+func (s *segment) wordsID() *atomic.Uint64 { return host.Word64(s.Bytes(), offWords) }
+
 func (s *segment) deathRegion() []byte { return s.Bytes()[offDeath:offBoard] }
 
 // foreign is the segment of a peer, mapped here.
 type foreign struct {
 	seg          *host.Segment
+	words        *atomic.Uint64 // id of the shared words that its owner has
 	board, arena []byte
 	death        []byte // its death words
 	watch        uint32 // which of them is ours
@@ -129,8 +137,10 @@ func openForeign(a *Address, size uint64, watch uint32, segFd, pidfd int) (_ *fo
 	if f.seg, err = host.OpenSegment(segFd, int(size), false); err != nil {
 		return nil, fmt.Errorf("mesh: segment of %s: %w", a.Name, err)
 	}
+	f.seg.Keep()
 	b := f.seg.Bytes()
 	dontFork(b)
+	f.words = host.Word64(b, offWords)
 	h := append([]byte(nil), b[:offTurns]...) // read once
 	le := binary.LittleEndian
 	if string(h[:8]) != segMagic {

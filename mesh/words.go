@@ -2,6 +2,8 @@ package mesh
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -14,14 +16,22 @@ import (
 // MakeWords makes the shared words of this host: WordsBytes of zeroed memory that every process of the world on this
 // host maps writable. One process calls it, the lowest founder; the others get the words in the handshake, or as soon as
 // they exist, from whoever has them.
+//
+// If the one who makes them dies while it passes them on, the next one may make some more before the first reach it. Then
+// two sets live on one host. Nobody who has words ever changes them, for they may be in use; each tells the id of its own
+// in its segment, and between processes with different ones no memory is shared (Peer.Arena is nil, data goes in frames).
+// That is the relation of two hosts, so it needs no agreement: both sides compare the same two numbers.
 func (m *Mesh) MakeWords() error {
 	if m.words.Load() != nil {
 		return errors.New("mesh: this host has its words already")
 	}
-	s, err := host.CreateShared("serry-words", WordsBytes)
+	s, err := host.CreateShared("serry-words", wordsSize)
 	if err != nil {
 		return fmt.Errorf("mesh: %w", err)
 	}
+	var id [8]byte
+	_, _ = rand.Read(id[:])
+	host.Word64(s.Bytes(), WordsBytes).Store(binary.LittleEndian.Uint64(id[:]) | 1)
 	if !m.setWords(s) {
 		s.Close()
 		return errors.New("mesh: this host has its words already")
@@ -33,7 +43,7 @@ func (m *Mesh) MakeWords() error {
 func (m *Mesh) Words(ctx context.Context) ([]byte, error) {
 	select {
 	case <-m.haveWords:
-		return m.words.Load().Bytes(), nil
+		return m.words.Load().Bytes()[:WordsBytes:WordsBytes], nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("mesh: waiting for the host's shared words: %w", context.Cause(ctx))
 	case <-m.ctx.Done():
@@ -42,11 +52,14 @@ func (m *Mesh) Words(ctx context.Context) ([]byte, error) {
 }
 
 func (m *Mesh) setWords(s *host.Segment) bool {
+	id := wordsIDOf(s)
 	m.mu.Lock()
-	if m.closed || !m.words.CompareAndSwap(nil, s) {
+	if m.closed || m.words.Load() != nil || id == 0 {
 		m.mu.Unlock()
 		return false
 	}
+	m.seg.wordsID().Store(id) // before anybody can hold them for ours
+	m.words.Store(s)
 	close(m.haveWords)
 	dontFork(s.Bytes())
 	runtime.AddCleanup(m, func(s *host.Segment) { _ = s.Close() }, s)
@@ -64,6 +77,8 @@ func (m *Mesh) setWords(s *host.Segment) bool {
 	return true
 }
 
+func wordsIDOf(s *host.Segment) uint64 { return host.Word64(s.Bytes(), WordsBytes).Load() }
+
 // passWords sends the words to a peer that was linked before they existed.
 func (m *Mesh) passWords(p *Peer) {
 	m.spawn(func() { m.passWordsNow(p) })
@@ -77,16 +92,15 @@ func (m *Mesh) passWordsNow(p *Peer) {
 
 // takeWords maps words that a peer passed, unless this process has some already. It owns fd.
 func (m *Mesh) takeWords(fd int, from string) {
-	if m.words.Load() != nil {
-		closeFd(fd)
-		return
-	}
-	s, err := host.OpenSegment(fd, WordsBytes, true)
+	s, err := host.OpenSegment(fd, wordsSize, true)
 	if err != nil {
 		m.log.Warn("mesh: the host's shared words are of no use", "from", from, "error", err)
 		return
 	}
 	if !m.setWords(s) {
+		if own, id := m.seg.wordsID().Load(), wordsIDOf(s); own != 0 && id != own {
+			m.log.Warn("mesh: two sets of shared words on one host: data between them goes in frames", "from", from)
+		}
 		s.Close()
 	}
 }

@@ -29,6 +29,9 @@ func (s *Segment) Bytes() []byte { return nil }
 // Prefault does nothing here.
 func (s *Segment) Prefault() {}
 
+// Keep does nothing here.
+func (s *Segment) Keep() {}
+
 // FD is -1 here.
 func (s *Segment) FD() int { return -1 }
 

@@ -132,11 +132,21 @@ func (s *Segment) Bytes() []byte {
 	return s.mem
 }
 
-// FD is the descriptor, to be passed on; it stays the segment's. -1 after Close.
+// FD is the descriptor, to be passed on; it stays the segment's. -1 after Keep or Close.
 func (s *Segment) FD() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fd
+}
+
+// Keep closes the descriptor and keeps the memory: for a segment that nobody will be passed.
+func (s *Segment) Keep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+		s.fd = -1
+	}
 }
 
 // Prefault enters all pages in this process's page table, so that the first

@@ -34,7 +34,8 @@ type Config struct {
 	Command []string // program and arguments
 	Env     []string // environment of the ranks, "NAME=value"; what the launcher sets is added. Nil is empty
 
-	// RankEnv, if set, returns variables to add for one start of a rank; restart is 0 for the first.
+	// RankEnv, if set, returns variables to add for one start of a rank; restart is 0 for the first. It is called while the
+	// launcher holds its lock: it must not block, nor call the Launcher.
 	RankEnv func(rank, restart int) []string
 
 	Ranks int // to start on this host, the same on each; default 1
