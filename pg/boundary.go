@@ -11,6 +11,12 @@ import (
 	"github.com/serry-project/serry/internal/faultpoint"
 )
 
+// MaxAttach is how much a member can attach for a newcomer at a Boundary.
+const MaxAttach = 16 << 20
+
+// leaveFailed is how long Leave waits for a group that is failed for good: who gave up in it completes nothing any more.
+const leaveFailed = time.Second
+
 // boundaryHold is what the machine has said about Boundaries.
 type boundaryHold struct {
 	on   atomic.Bool // somebody waits to come in
@@ -83,6 +89,8 @@ func (h worldHost) Release() { h.hold.set(func() { h.hold.at = 0; h.hold.on.Stor
 // that a newcomer gets, the step number say; it is called only if one enters.
 //
 // It does not report a RankLost: the next operation does.
+//
+// What attach gives is at most MaxAttach bytes.
 func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, error) {
 	n := w.entered.Add(1)
 	faultpoint.Hit(faultpoint.BoundaryEnter)
@@ -108,6 +116,9 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 			var b []byte
 			if attach != nil {
 				b = attach()
+			}
+			if len(b) > MaxAttach {
+				return Passed{Count: n}, fmt.Errorf("serry: Boundary %d: attach gave %d bytes for the newcomer, at most %d can be carried", n, len(b), MaxAttach)
 			}
 			w.agent.Do(func() { w.quiet(n, losses, b) })
 		}
@@ -159,8 +170,9 @@ func (w *World) quiet(n uint64, losses map[uint64][]*RankLost, attach []byte) {
 	w.agent.Step(ev)
 }
 
-// Leave takes this process out of the world in order: everything that it issued completes first, and the others go on
-// without it. It must not be called while an operation is under way.
+// Leave takes this process out of the world in order: everything that it issued completes first, the others get what they
+// still need of it, and go on without it. It must not be called while an operation is under way. If ctx ends before the
+// others have what they need, or before they agree, this process is a member still.
 func (w *World) Leave(ctx context.Context) error {
 	if err := w.overErr(); err != nil {
 		return err
@@ -168,17 +180,40 @@ func (w *World) Leave(ctx context.Context) error {
 	if _, err := w.drain(ctx); err != nil {
 		return err
 	}
-	for _, g := range w.Groups() {
+	for _, g := range w.all() {
 		g.comm.Tell()
+	}
+	if err := w.acknowledged(ctx); err != nil {
+		return during("leaving", err)
 	}
 	w.agent.Post(fault.Leave{})
 	select {
 	case <-w.left:
 	case <-ctx.Done():
-		return fmt.Errorf("serry: leaving: the others do not agree: %w", ctx.Err())
+		return during("leaving: the others do not agree", ctx.Err())
 	}
 	time.Sleep(time.Millisecond) // the last frames are on their way
 	return w.Close()
+}
+
+// acknowledged waits until all members have completed what this process has, in every group.
+func (w *World) acknowledged(ctx context.Context) error {
+	begin := w.mesh.Now()
+	for _, g := range w.all() {
+		for d := 100 * time.Microsecond; w.group(g.id) != nil && !g.comm.Finished(); d = min(2*d, 5*time.Millisecond) {
+			if g.comm.Current().Fail != "" && w.mesh.Now()-begin > leaveFailed {
+				break
+			}
+			select {
+			case <-time.After(d):
+			case <-w.isOver:
+				return w.overErr()
+			case <-ctx.Done():
+				return fmt.Errorf("not all members have completed what this rank has, up to operation %d of group %x: %w", g.comm.Done(), g.id, ctx.Err())
+			}
+		}
+	}
+	return nil
 }
 
 // Abort gives up at once, from any goroutine: of a subgroup, it fails it for good on all its members; of the world it is

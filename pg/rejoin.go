@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/serry-project/serry/fault"
@@ -27,9 +28,15 @@ func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, ad
 		return err
 	}
 	var last error
+	invited := addrs
 	for n := 0; ; n++ {
 		if st != nil {
-			addrs = append(addrs[:0:0], w.storedAddrs(ctx, st, id.capacity)...)
+			addrs = slices.Clone(invited)
+			for _, a := range w.storedAddrs(ctx, st, id.capacity) {
+				if !slices.ContainsFunc(addrs, func(b []byte) bool { return bytes.Equal(a, b) }) {
+					addrs = append(addrs, a)
+				}
+			}
 		}
 		for _, a := range addrs {
 			if bytes.Equal(a, w.mesh.Addr()) {
@@ -139,8 +146,10 @@ func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome
 	if err := w.begin(ctx, m.View, m.Groups, opts); err != nil {
 		return err
 	}
-	if st != nil {
-		return st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr())
+	if st != nil { // we are a member: that the next newcomer does not find us there is no reason to die
+		if err := st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr()); err != nil {
+			w.log.Warn("the rendezvous does not take this process's address: newcomers find other members", "err", err)
+		}
 	}
 	return nil
 }

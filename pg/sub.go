@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/serry-project/serry/collectives"
@@ -95,15 +96,20 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 			ms = append(ms, m)
 		}
 	}
-	type made struct {
-		g   *Group
-		err error
-	}
-	ch := make(chan made, 1)
+	var n *Group
+	var err error
+	var state atomic.Int32 // 1: the loop is done, or 2: we do not wait any more
+	ch := make(chan struct{})
 	w.agent.Do(func() {
-		n, err := newGroup(w, id, slots, opts, res.Epoch, 0, ms)
+		defer close(ch)
+		if state.Load() == 2 {
+			err = fmt.Errorf("rank %d gave up", g.rank)
+		} else if n, err = newGroup(w, id, slots, opts, res.Epoch, 0, ms); err == nil && !state.CompareAndSwap(0, 1) {
+			err = fmt.Errorf("rank %d gave up", g.rank)
+			n.comm.Release()
+		}
 		if err != nil {
-			ch <- made{nil, err}
+			w.unmade(fg, res.Epoch, err)
 			return
 		}
 		w.mu.Lock()
@@ -123,16 +129,48 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 		w.mu.Unlock()
 		w.agent.Step(fault.Created{Group: fg, Epoch: res.Epoch})
 		w.replay(n)
-		ch <- made{n, nil}
 	})
+	var end error
 	select {
-	case m := <-ch:
-		return m.g, m.err
+	case <-ch:
 	case <-time.After(10 * time.Second):
-		return nil, fmt.Errorf("serry: making group %x: the loop does not answer", id)
+		end = fmt.Errorf("the loop does not answer in 10 s")
+	case <-w.isOver:
+		end = w.overErr()
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		end = ctx.Err()
 	}
+	if end != nil && state.CompareAndSwap(0, 2) {
+		return nil, during(fmt.Sprintf("new group %x", id), end)
+	}
+	<-ch
+	if err != nil {
+		return nil, during(fmt.Sprintf("new group %x", id), err)
+	}
+	return n, nil
+}
+
+// unmade fails for good, on all its members alike, a group that the others have and this process has not; it runs on the
+// loop. Until that is agreed the group counts as one in which this process has returned from nothing.
+func (w *World) unmade(fg fault.Group, epoch uint64, why error) {
+	w.mu.Lock()
+	w.gone[fg.ID] = struct{}{}
+	failed := slices.ContainsFunc(w.past, func(in fault.Install) bool { return failsIn(&in, fg.ID) })
+	w.mu.Unlock()
+	w.early = slices.DeleteFunc(w.early, func(h heldFrame) bool { return h.f.Group == fg.ID })
+	if failed {
+		return
+	}
+	if w.without == nil {
+		w.without = map[uint64]struct{}{}
+	}
+	w.without[fg.ID] = struct{}{}
+	w.agent.Step(fault.Created{Group: fg, Epoch: epoch})
+	w.agent.Step(fault.Abort{Group: fg.ID, Reason: "it could not be made there: " + bare(why)})
+}
+
+func failsIn(in *fault.Install, group uint64) bool {
+	return slices.ContainsFunc(in.Cuts, func(c fault.Cut) bool { return c.Group == group && c.Fail != "" })
 }
 
 // Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more. Its memory

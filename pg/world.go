@@ -38,6 +38,7 @@ type World struct {
 	identity identity
 	early    []heldFrame         // of groups that we do not have yet
 	gone     map[uint64]struct{} // groups that we had; of mu
+	without  map[uint64]struct{} // groups that the others have, and that will be failed for it; the loop's own
 
 	mu      sync.Mutex
 	groups  map[uint64]*Group
@@ -205,6 +206,9 @@ func (h worldHost) Close(epoch uint64, groups []uint64) (ds []fault.GroupDone) {
 	for _, id := range groups {
 		g := w.group(id)
 		if g == nil {
+			if _, ok := w.without[id]; ok {
+				ds = append(ds, fault.GroupDone{Group: id, Done: []fault.Done{{Slot: w.slot}}})
+			}
 			continue
 		}
 		d := fault.GroupDone{Group: id, Issued: g.issued.Load()}
@@ -265,6 +269,12 @@ func (h worldHost) Install(in fault.Install) {
 		delete(w.members, m.ID)
 	}
 	w.mu.Unlock()
+	for id := range w.without {
+		if failsIn(&in, id) {
+			delete(w.without, id)
+			w.agent.Post(fault.Dropped{Group: id})
+		}
+	}
 	for _, s := range steps {
 		s.g.comm.Install(in.View.Epoch, s.c.Seq, s.ms, s.c.Fail)
 		s.g.p2p.wake()
