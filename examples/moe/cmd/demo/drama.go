@@ -83,7 +83,7 @@ func (c *cluster) murder(rank, at int) (k kill, err error) {
 	w.mu.Lock()
 	k.finish(w)
 	w.mu.Unlock()
-	w.say(plain, "the others: new view after %.1f ms, all serve on after %.1f ms, %d requests taken over", k.DetectMs, k.ResumeMs, k.Taken)
+	w.say(plain, "new view in %.1f ms, all serve on in %.1f ms, %d requests taken over", k.DetectMs, k.ResumeMs, k.Taken)
 	return k, nil
 }
 

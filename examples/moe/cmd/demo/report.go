@@ -198,37 +198,37 @@ func (w *watcher) text4people() []byte {
 // summary is what a person wants to know at the end.
 func (w *watcher) summary(out io.Writer, r *report, dir string) {
 	for i, t := range w.text {
-		fmt.Fprintf(out, "#%-2d %s\n", i, head(oneLine(w.prompts[i]), 100))
+		fmt.Fprintf(out, "#%-2d %s\n", i, head(oneLine(w.prompts[i]), 80))
 		shown := 0
 		for l := range strings.Lines(clean(string(t))) {
 			if l = strings.TrimRight(l, " \n"); l != "" && shown < summaryLines {
-				fmt.Fprintf(out, "    %s\n", head(l, 100))
+				fmt.Fprintf(out, "    %s\n", head(l, 80))
 				shown++
 			}
 		}
 	}
 	for _, k := range r.Kills {
-		fmt.Fprintf(out, "kill -9 rank %d: new view after %.1f ms, all serve on after %.1f ms (epoch %d), %d requests taken over\n",
-			k.Rank, k.DetectMs, k.ResumeMs, k.Epoch, k.Taken)
+		fmt.Fprintf(out, "kill -9 rank %d: new view in %.1f ms, all serve on in %.1f ms, %d requests taken over\n",
+			k.Rank, k.DetectMs, k.ResumeMs, k.Taken)
 	}
 	for _, j := range r.Rejoins {
-		fmt.Fprintf(out, "rank %d again: first step %.0f ms after its call of Join (%.0f ms after the start of its process)\n", j.Rank, j.JoinMs, j.TotalMs)
+		fmt.Fprintf(out, "rank %d again: %.0f ms from Join to its first step, %.0f ms from its start\n", j.Rank, j.JoinMs, j.TotalMs)
 	}
 	if len(r.Kills) > 0 {
-		fmt.Fprintf(out, "bytes per second: %.0f before the first kill, %.0f until the last replacement served, %.0f after\n", r.Before, r.During, r.After)
+		fmt.Fprintf(out, "bytes per second: %.0f before the kills, %.0f until all were back, %.0f after\n", r.Before, r.During, r.After)
 	} else {
 		fmt.Fprintf(out, "bytes per second: %.0f\n", r.Before)
 	}
 	for _, k := range r.Ranks {
-		fmt.Fprintf(out, "rank %d: %.2f of %.2f MiB of experts, %.0f %% of its expert rows computed elsewhere, %.1f MiB sent\n",
+		fmt.Fprintf(out, "rank %d: %.1f/%.1f MiB of experts, %.0f %% of its rows computed elsewhere, %.1f MiB sent\n",
 			k.Rank, mib(k.ExpertBytes), mib(k.AllExperts), 100*k.RemoteShare, mib(k.LinkBytes))
 	}
-	fmt.Fprintf(out, "of all expert rows %.0f %% were computed on another rank than their request's\n", 100*r.RemoteShare)
+	fmt.Fprintf(out, "all ranks: %.0f %% of the rows computed elsewhere\n", 100*r.RemoteShare)
 	for _, d := range r.Differs {
 		fmt.Fprintln(out, "  differs:", clean(d))
 	}
-	fmt.Fprintf(out, "report, answers, timeline: %s\n", dir)
-	fmt.Fprintf(out, "identical to a single process, every byte and every logit's bits: %v (%d bytes, lost mass %.4g)\n", r.Identical, r.Tokens, r.LostMass)
+	fmt.Fprintf(out, "%d bytes, lost mass %.4g; report, answers, timeline: %s\n", r.Tokens, r.LostMass, dir)
+	fmt.Fprintf(out, "identical to a single process, every byte and every logit's bits: %v\n", r.Identical)
 }
 
 // summaryLines is how much of an answer the summary shows: lines that are not empty.
