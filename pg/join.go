@@ -1,11 +1,11 @@
 package pg
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -68,7 +68,11 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if cfg.Store != nil {
 		st = rendezvous.Prefix(cfg.Store, "serry/"+cfg.Name)
 	}
-	id, addrs, err := w.identify(ctx, st)
+	founds, err := w.founds(ctx, st)
+	if err != nil {
+		return fail("meeting the others", err)
+	}
+	id, addrs, err := w.identify(ctx, st, founds)
 	if err != nil {
 		return fail("meeting the others", err)
 	}
@@ -88,10 +92,11 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if err := w.mesh.Start(w.agent); err != nil {
 		return fail("starting", err)
 	}
-	if cfg.Rejoin {
-		err = w.rejoin(ctx, st, id, addrs)
-	} else {
+	if founds {
 		err = w.found(ctx, st, id)
+	}
+	if !founds || cfg.Rejoin && errors.Is(err, errFounded) {
+		err = w.rejoin(ctx, st, id, addrs)
 	}
 	if err != nil {
 		return fail("", err)
@@ -109,7 +114,7 @@ func (w *World) describe() string {
 }
 
 // identify finds out which world this is.
-func (w *World) identify(ctx context.Context, st rendezvous.Store) (id identity, addrs [][]byte, err error) {
+func (w *World) identify(ctx context.Context, st rendezvous.Store, founds bool) (id identity, addrs [][]byte, err error) {
 	for _, p := range w.cfg.Peers {
 		b, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(p, inviteHead))
 		if err != nil || !strings.HasPrefix(p, inviteHead) || len(b) < 41 {
@@ -123,7 +128,7 @@ func (w *World) identify(ctx context.Context, st rendezvous.Store) (id identity,
 	if len(addrs) > 0 {
 		return id, addrs, nil
 	}
-	if w.cfg.Rejoin {
+	if !founds {
 		b, err := st.Get(ctx, "world")
 		if err != nil {
 			return id, nil, err
@@ -140,7 +145,7 @@ func (w *World) identify(ctx context.Context, st rendezvous.Store) (id identity,
 	if err := id.decode(b); err != nil {
 		return id, nil, err
 	}
-	if id.size != w.cfg.Size || id.capacity != w.cfg.Capacity {
+	if id.size != w.cfg.Size || id.capacity != w.cfg.Capacity && !w.cfg.Rejoin {
 		return id, nil, fmt.Errorf("this rank was started for a world of %d (capacity %d), the others for %d (capacity %d): give all the same",
 			w.cfg.Size, w.cfg.Capacity, id.size, id.capacity)
 	}
@@ -157,42 +162,29 @@ func (w *World) Invite() string {
 // found meets the other founders.
 func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) error {
 	w.identity = id
-	me := w.mesh.Addr()
-	key := func(r int) string { return fmt.Sprintf("rank/%d", r) }
-	got, err := st.CompareAndSet(ctx, key(w.slot), nil, me)
-	if err != nil {
+	if err := w.claim(ctx, st); err != nil {
 		return err
-	}
-	if !bytes.Equal(got, me) {
-		return fmt.Errorf("rank %d is taken by another process: start each rank once, or set SERRY_REJOIN for one that comes back", w.slot)
 	}
 	addrs := make([][]byte, id.size)
 	for r := range addrs {
-		if addrs[r], err = st.Get(ctx, key(r)); err != nil {
-			return fmt.Errorf("%s of %d did not come: %w", ranks(w.absent(st, key, id.size)), id.size, err)
+		var err error
+		if addrs[r], err = st.Get(ctx, rankKey(r)); err != nil {
+			return fmt.Errorf("%s of %d did not come: %w", ranks(w.absent(st, rankKey, id.size)), id.size, err)
 		}
 	}
-	view := fault.View{Epoch: 1, Size: id.size, Capacity: id.capacity}
-	for r, a := range addrs {
-		m, err := memberOf(r, a)
-		if err != nil {
-			return fmt.Errorf("rank %d: %w", r, err)
-		}
-		m.Inc = 1
-		view.Members = append(view.Members, m)
+	ms, err := w.meet(ctx, st, addrs)
+	if err != nil {
+		return err
 	}
-	if err := w.connect(ctx, view.Members, true); err != nil {
+	view := fault.View{Epoch: 1, Size: id.size, Capacity: id.capacity, Members: ms}
+	if err := w.settle(ctx, st, ms); err != nil {
 		return err
 	}
 	if err := w.share(ctx, view.Members); err != nil {
 		return err
 	}
 	w.inc = 1
-	err = w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
-	if err == nil {
-		_ = st.Set(ctx, "founded", []byte{1})
-	}
-	return err
+	return w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
 }
 
 func worldGroup(v fault.View) fault.Group {
@@ -230,19 +222,15 @@ func memberOf(slot int, addr []byte) (m fault.Member, err error) {
 	return fault.Member{ID: fault.ID{Slot: slot}, Nonce: fault.Nonce(a.Nonce), Host: h, Addr: addr}, err
 }
 
-// connect links to all the others: of two founders the higher slot dials; a newcomer dials all.
-func (w *World) connect(ctx context.Context, ms []fault.Member, founding bool) error {
+// connect links a newcomer to all the others.
+func (w *World) connect(ctx context.Context, ms []fault.Member) error {
 	eg, ectx := errgroup.WithContext(ctx)
 	for _, m := range ms {
 		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
 			continue
 		}
 		eg.Go(func() error {
-			link := w.mesh.Connect
-			if founding && m.Slot > w.slot {
-				link = w.mesh.Await
-			}
-			if _, err := link(ectx, m.Addr); err != nil {
+			if _, err := w.mesh.Connect(ectx, m.Addr); err != nil {
 				return fmt.Errorf("rank %d: %w", m.Slot, err)
 			}
 			return nil
@@ -291,11 +279,23 @@ func (w *World) share(ctx context.Context, ms []fault.Member) error {
 		w.words = make([]byte, collectives.WordsBytes)
 		return nil
 	}
-	for {
-		lowest := true
+	// Of this host are those whose memory we share, whatever their addresses say: others would wait for words in vain.
+	near := func(m fault.Member) *mesh.Peer {
+		if p := w.find(m.Nonce); p != nil && p.Arena() != nil && !p.Dead() {
+			return p
+		}
+		return nil
+	}
+	for start := time.Now(); ; {
+		lowest, waiting := true, time.Since(start) < 2*time.Second
 		for _, m := range ms {
-			p := w.find(m.Nonce)
-			lowest = lowest && (m.Host != w.mesh.Host() || m.Slot >= w.slot || p == nil || p.Dead())
+			switch p := near(m); {
+			case p == nil:
+			case p.HasWords(): // It passes them on. If that fails, some of our own do: then we share no memory with it.
+				lowest = lowest && !waiting
+			default:
+				lowest = lowest && m.Slot > w.slot
+			}
 		}
 		// Who has words has passed them on in the handshake: if there are none now, nobody has any.
 		some, cancel := context.WithTimeout(ctx, time.Millisecond)
@@ -304,6 +304,14 @@ func (w *World) share(ctx context.Context, ms []fault.Member) error {
 		switch {
 		case err == nil:
 			w.words = b
+			// What the others have decides with whom we share memory, so it must not change any more.
+			if slices.ContainsFunc(ms, func(m fault.Member) bool { p := near(m); return p != nil && !p.HasWords() }) {
+				time.Sleep(100 * time.Microsecond)
+				if ctx.Err() == nil {
+					continue
+				}
+				return fmt.Errorf("waiting for the host's shared words to reach all: %w", ctx.Err())
+			}
 			return nil
 		case ctx.Err() != nil:
 			return err

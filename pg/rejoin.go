@@ -112,7 +112,7 @@ func (w *World) ask(ctx context.Context, p *mesh.Peer, me fault.Member, answers 
 				return nil, &refused{m.Reason}
 			case fault.Stale:
 				cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-				err := w.connect(cctx, m.View.Members, false)
+				err := w.connect(cctx, m.View.Members)
 				cancel()
 				if err != nil {
 					return nil, fmt.Errorf("linking to the members of epoch %d: %w", m.View.Epoch, err)
