@@ -169,7 +169,7 @@ func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintf(show, "model: %d layers of %d experts (top %d), hidden %d, %.1f MiB of experts in f32\n",
 		m.Layers, m.Experts, m.TopK, m.Hidden, mib(m.ResidentExpertBytes()))
-	want, total, err := single(ctx, m, j.Serve, show)
+	want, total, err := single(ctx, m, j.Serve, show, isTerminal(show) && !o.plain)
 	if err != nil {
 		return err
 	}
@@ -202,11 +202,11 @@ func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// single answers the prompts in this process, for comparison. total is the number of bytes.
-func single(ctx context.Context, m *model.Model, cfg serve.Config, show io.Writer) (want []serve.Answer, total int, err error) {
+// single answers the prompts in this process, for comparison, and counts on a terminal. total is the number of bytes.
+func single(ctx context.Context, m *model.Model, cfg serve.Config, show io.Writer, counts bool) (want []serve.Answer, total int, err error) {
 	begin := time.Now()
 	progress := func(int) {}
-	if isTerminal(show) {
+	if counts {
 		progress = func(done int) {
 			fmt.Fprintf(show, "\rsingle process: %d of %d prompts", done, len(cfg.Prompts))
 		}
@@ -219,8 +219,8 @@ func single(ctx context.Context, m *model.Model, cfg serve.Config, show io.Write
 		total += len(a.Hashes)
 	}
 	took := time.Since(begin).Seconds()
-	if isTerminal(show) {
-		fmt.Fprint(show, "\r\x1b[K")
+	if counts {
+		fmt.Fprint(show, "\r"+eraseEnd)
 	}
 	fmt.Fprintf(show, "single process: %d prompts answered for comparison, %d bytes in %.1f s\n", len(want), total, took)
 	return want, total, nil
