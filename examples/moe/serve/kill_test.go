@@ -136,17 +136,18 @@ func (c *cluster) kill(rank int) {
 	c.ranks[rank] = nil
 }
 
-// survived waits until every living rank has made a step without the dead.
+// survived waits until those ranks have all made a step among themselves.
 func (c *cluster) survived(active ...int) {
 	c.t.Helper()
 	for _, r := range active {
 		c.until(fmt.Sprintf("a step of rank %d in %v", r, active), func() bool {
+			last := Event{}
 			for _, e := range c.events(c.ranks[r]) {
-				if e.Kind == "step" && fmt.Sprint(e.Active) == fmt.Sprint(active) {
-					return true
+				if e.Kind == "step" {
+					last = e
 				}
 			}
-			return false
+			return slices.Equal(last.Active, active)
 		})
 	}
 }

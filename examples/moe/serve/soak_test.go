@@ -1,0 +1,37 @@
+//go:build long
+
+package serve
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Again and again a rank dies at any moment, also one that has just come, and is replaced.
+func TestSoak(t *testing.T) {
+	cfg := testConfig(400)
+	cfg.Joins = 15
+	want := reference(t, cfg)
+	for _, links := range []string{"auto", "tcp"} {
+		t.Run(links, func(t *testing.T) {
+			c := startCluster(t, 4, links, cfg)
+			c.bytes(20)
+			for range cfg.Joins {
+				victim := rand.IntN(4)
+				var rest []int
+				for r := range 4 {
+					if r != victim {
+						rest = append(rest, r)
+					}
+				}
+				c.kill(victim)
+				c.survived(rest...)
+				c.start(victim, true)
+				c.survived(0, 1, 2, 3)
+			}
+			require.Positive(t, c.end(want))
+		})
+	}
+}
