@@ -58,3 +58,72 @@ func TestSmallOperationsDoNotAllocate(t *testing.T) {
 		}
 	}
 }
+
+// TestNoOperationAllocates: each of the blocking ones, in the steady state; the world can grow, so the sizes that the
+// caller gives are not those that the operation needs.
+func TestNoOperationAllocates(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			ws := worlds(t, n, Config{Capacity: 4, Options: Options{Mode: Raise, Pairs: true}})
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			each := make([][]func() error, n) // by rank
+			for r, w := range ws {
+				x, y, z := F32(make([]float32, 4)), F32(make([]float32, 4)), F32(make([]float32, 4*n))
+				zz, counts := F32(make([]float32, 4*n)), make([]int, n)
+				sizes := make([]int, n)
+				for i := range n {
+					counts[i], sizes[i] = 4, 16
+				}
+				ex := Exchange{Sizes: sizes, Fill: func(int, []byte) {}, Take: func([][]byte) error { return nil }}
+				op := func(_ Result, err error) error { return err }
+				each[r] = []func() error{
+					func() error { return op(w.Barrier(ctx)) },
+					func() error { return op(w.AllReduce(ctx, y, x, dtype.Sum)) },
+					func() error { return op(w.Broadcast(ctx, x, 0)) },
+					func() error { return op(w.AllGather(ctx, z, x, nil)) },
+					func() error { return op(w.AllGather(ctx, z, x, counts)) },
+					func() error { return op(w.AllToAll(ctx, z, zz, nil, nil)) },
+					func() error { return op(w.AllToAll(ctx, z, zz, counts, counts)) },
+					func() error { _, err := w.Boundary(ctx, nil); return err },
+					func() error {
+						p, err := w.StartPair(ctx, &ex)
+						if err != nil {
+							return err
+						}
+						if err := p.Dispatched(ctx); err != nil {
+							return err
+						}
+						if err := p.StartCombine(ctx, &ex); err != nil {
+							return err
+						}
+						return op(p.Combined(ctx))
+					},
+				}
+			}
+			for i := range each[0] {
+				const runs = 200
+				run := func(r, times int) error {
+					for range times {
+						if err := each[r][i](); err != nil {
+							return err
+						}
+					}
+					return nil
+				}
+				least := 1e9 // of several tries: the runtime and the loop allocate now and then
+				for range 5 {
+					done := make(chan error, n)
+					for r := 1; r < n; r++ {
+						go func() { done <- run(r, runs+1) }() // AllocsPerRun runs once more, to warm up
+					}
+					least = min(least, testing.AllocsPerRun(runs, func() { require.NoError(t, run(0, 1)) }))
+					for r := 1; r < n; r++ {
+						require.NoError(t, <-done)
+					}
+				}
+				require.Less(t, least, 0.5, "operation %d of the list", i)
+			}
+		})
+	}
+}

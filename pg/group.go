@@ -99,6 +99,8 @@ type Group struct {
 	failed  error                // nothing completes any more
 	blamed  time.Duration        // when we last reported an overdue operation
 	failing bool
+	ctxDone <-chan struct{} // of the context whose end wakes who sleeps here
+	ctxStop func() bool
 
 	issued  atomic.Uint64
 	waiting struct{ seq, epoch, phase atomic.Uint64 } // what the driver waits for; seq 0: nothing
@@ -177,17 +179,17 @@ func (g *Group) get() *Work {
 
 // do runs one operation to its end on the calling goroutine.
 func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) {
-	res, _, err := g.doIn(ctx, call)
+	res, _, err := g.doIn(ctx, call, nil)
 	return res, err
 }
 
 // doIn is do, and says in which version the operation was.
-func (g *Group) doIn(ctx context.Context, call *collectives.Call) (Result, *collectives.Version, error) {
+func (g *Group) doIn(ctx context.Context, call *collectives.Call, s *split) (Result, *collectives.Version, error) {
 	if err := g.acquire(ctx); err != nil {
 		return Result{}, nil, err
 	}
 	defer g.release()
-	w, err := g.issue(call)
+	w, err := g.issue(call, s)
 	if err != nil {
 		return Result{}, nil, err
 	}
@@ -209,7 +211,7 @@ func (g *Group) doIn(ctx context.Context, call *collectives.Call) (Result, *coll
 }
 
 // issue puts an operation into the order. It does not wait.
-func (g *Group) issue(call *collectives.Call) (*Work, error) {
+func (g *Group) issue(call *collectives.Call, s *split) (*Work, error) {
 	if err := g.settle(); err != nil {
 		return nil, err
 	}
@@ -220,7 +222,16 @@ func (g *Group) issue(call *collectives.Call) (*Work, error) {
 	}
 	w := g.get()
 	w.op.Call = *call
-	return w, g.begin(w)
+	if s != nil {
+		w.part(s)
+	}
+	if err := g.begin(w); err != nil {
+		w.op.End()
+		w.recycle()
+		g.spare = append(g.spare, w)
+		return nil, err
+	}
+	return w, nil
 }
 
 func (g *Group) begin(w *Work) error {
@@ -335,7 +346,6 @@ func (g *Group) drive(ctx context.Context, w *Work) error {
 // until steps until done, waiting in three stages: spin while the host's ranks fit on its cores, yield for a bounded
 // time, then sleep on the group's generation word.
 func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) error {
-	var stop func() bool
 	var since time.Duration
 	for n := 0; ; n++ {
 		moved := step()
@@ -366,18 +376,12 @@ func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) erro
 			host.SchedYield()
 			continue
 		}
-		if stop == nil && ctx.Done() != nil {
-			stop = context.AfterFunc(ctx, g.comm.Wake)
-		}
+		g.wakeOn(ctx)
 		if err := ctx.Err(); err != nil {
-			stop()
 			g.waiting.seq.Store(0)
 			return err
 		}
 		g.comm.Sleep(sleepAtMost, func() bool { return step() || done() || ctx.Err() != nil })
-	}
-	if stop != nil {
-		stop()
 	}
 	if g.waiting.seq.Load() != 0 {
 		g.waiting.seq.Store(0)
@@ -386,6 +390,27 @@ func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) erro
 		return w.err
 	}
 	return nil
+}
+
+// wakeOn makes the end of ctx wake who drives. It stays so: most calls have the same context as the one before.
+func (g *Group) wakeOn(ctx context.Context) {
+	if d := ctx.Done(); d != g.ctxDone {
+		g.wakeOff()
+		if d != nil {
+			g.ctxDone, g.ctxStop = d, context.AfterFunc(ctx, func() {
+				if g.driver.Load() != 0 {
+					g.comm.Wake()
+				}
+			})
+		}
+	}
+}
+
+func (g *Group) wakeOff() {
+	if g.ctxStop != nil {
+		g.ctxStop()
+	}
+	g.ctxDone, g.ctxStop = nil, nil
 }
 
 // overdue reports the head of the queue when its deadline is over, and again as long as it is.

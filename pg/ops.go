@@ -38,11 +38,11 @@ func (g *Group) AllGather(ctx context.Context, out, in Buffer, counts []int) (Re
 	if err := sameType(collectives.AllGather, out, in); err != nil {
 		return Result{}, err
 	}
-	parts, err := g.parts(collectives.AllGather, counts, len(in.Data), in.DType)
-	if err != nil {
+	if err := g.counts(collectives.AllGather, counts); err != nil {
 		return Result{}, err
 	}
-	return g.do(ctx, &collectives.Call{Kind: collectives.AllGather, DType: in.DType, In: in.Data, Out: out.Data, OutParts: parts})
+	res, _, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllGather, DType: in.DType, In: in.Data, Out: out.Data}, &split{out: counts, eachOut: len(in.Data)})
+	return res, err
 }
 
 // AllToAll gives sendCounts[r] elements of in to rank r and takes recvCounts[r] from it, both in rank order; nil: equal
@@ -51,29 +51,53 @@ func (g *Group) AllToAll(ctx context.Context, out, in Buffer, recvCounts, sendCo
 	if err := sameType(collectives.AllToAll, out, in); err != nil {
 		return Result{}, err
 	}
-	ip, err := g.parts(collectives.AllToAll, sendCounts, len(in.Data)/g.Size(), in.DType)
-	if err != nil {
+	if err := g.counts(collectives.AllToAll, sendCounts); err != nil {
 		return Result{}, err
 	}
-	op, err := g.parts(collectives.AllToAll, recvCounts, len(out.Data)/g.Size(), out.DType)
-	if err != nil {
+	if err := g.counts(collectives.AllToAll, recvCounts); err != nil {
 		return Result{}, err
 	}
-	return g.do(ctx, &collectives.Call{Kind: collectives.AllToAll, DType: in.DType, In: in.Data, Out: out.Data, InParts: ip, OutParts: op})
+	size := g.Size()
+	res, _, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllToAll, DType: in.DType, In: in.Data, Out: out.Data},
+		&split{in: sendCounts, out: recvCounts, eachIn: len(in.Data) / size, eachOut: len(out.Data) / size})
+	return res, err
+}
+
+// split is how the buffers of a call are parted: in elements by rank, or (nil) into as many bytes each.
+type split struct {
+	in, out         []int
+	eachIn, eachOut int
+}
+
+// part fills a call's parts in from what the Work keeps for that.
+func (w *Work) part(s *split) {
+	w.op.OutParts = w.g.parts(&w.parts[1], s.out, s.eachOut, w.op.DType)
+	if w.op.Kind == collectives.AllToAll {
+		w.op.InParts = w.g.parts(&w.parts[0], s.in, s.eachIn, w.op.DType)
+	}
+}
+
+func (g *Group) counts(k collectives.Kind, counts []int) error {
+	if size := g.Size(); counts != nil && len(counts) != size {
+		return &collectives.ErrBadCall{Kind: k, Why: fmt.Sprintf("%d counts given, the group has %d ranks", len(counts), size)}
+	}
+	return nil
 }
 
 // parts turns element counts into bytes for all slots that the group can ever have.
-func (g *Group) parts(k collectives.Kind, counts []int, each int, dt dtype.DType) ([]int, error) {
-	size := g.Size()
-	if counts != nil && len(counts) != size {
-		return nil, &collectives.ErrBadCall{Kind: k, Why: fmt.Sprintf("%d counts given, the group has %d ranks", len(counts), size)}
+func (g *Group) parts(scratch *[]int, counts []int, each int, dt dtype.DType) []int {
+	if len(*scratch) != len(g.slots) {
+		*scratch = make([]int, len(g.slots))
 	}
-	p := make([]int, len(g.slots))
-	for r := range size {
-		p[r] = each
-		if counts != nil {
+	p := *scratch
+	clear(p)
+	for r := range min(g.Size(), len(p)) {
+		switch {
+		case counts == nil:
+			p[r] = each
+		case r < len(counts): // a rank that has come since gets nothing
 			p[r] = counts[r] * dt.Size()
 		}
 	}
-	return p, nil
+	return p
 }

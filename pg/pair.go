@@ -59,7 +59,7 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 		return nil, ErrMoved
 	}
 	p := g.pair()
-	p.half.Call = g.exchange(x)
+	p.half.Call = p.exchange(0, x)
 	p.half.Provisional = true
 	if err := g.comm.Start(&p.half, g.seq+1, g.last); err != nil {
 		return nil, err
@@ -87,12 +87,17 @@ func (g *Group) pair() *Pair {
 	return &Pair{g: g, w: &Work{g: g}}
 }
 
-func (g *Group) exchange(x *Exchange) collectives.Call {
-	sizes := x.Sizes
-	if len(sizes) < len(g.slots) {
-		sizes = append(append(make([]int, 0, len(g.slots)), sizes...), make([]int, len(g.slots)-len(sizes))...)
+// exchange is the call of a half, with sizes for all slots that the group can ever have.
+func (p *Pair) exchange(half int, x *Exchange) collectives.Call {
+	sizes, n := x.Sizes, len(p.g.slots)
+	if len(sizes) < n {
+		if p.w.parts[half] == nil {
+			p.w.parts[half] = make([]int, n)
+		}
+		sizes = p.w.parts[half]
+		clear(sizes[copy(sizes, x.Sizes):])
 	}
-	return collectives.Call{Kind: collectives.Exchange, InParts: sizes, Fill: x.Fill, Take: x.Take, Digest: x.Digest, Deadline: g.opts.Timeout}
+	return collectives.Call{Kind: collectives.Exchange, InParts: sizes, Fill: x.Fill, Take: x.Take, Digest: x.Digest, Deadline: p.g.opts.Timeout}
 }
 
 // publish moves the half that has begun as far as it goes without its caller.
@@ -174,7 +179,7 @@ func (p *Pair) StartCombine(ctx context.Context, x *Exchange) error {
 	if err := g.notice(); err != nil || p.w.done.Load() {
 		return p.end(ctx, err)
 	}
-	p.w.op.Call, p.w.op.Phase = g.exchange(x), 1
+	p.w.op.Call, p.w.op.Phase = p.exchange(1, x), 1
 	if err := g.comm.Start(&p.w.op, p.half.Seq, p.ver); err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 		parts[i] = proposalBytes
 	}
 	out := make([]byte, proposalBytes*len(parts))
-	res, ver, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts})
+	res, ver, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -196,5 +196,9 @@ func (g *Group) stop() {
 	if g.closed.CompareAndSwap(false, true) {
 		close(g.quit)
 		g.comm.Wake()
+		if g.try() {
+			g.wakeOff()
+			g.release()
+		}
 	}
 }

@@ -18,6 +18,7 @@ type Work struct {
 	err     error
 	res     Result
 	done    atomic.Bool
+	parts   [2][]int // scratch for those of a call: in, out
 }
 
 func (w *Work) phase() uint8 {
