@@ -153,7 +153,7 @@ func (c *cluster) survived(active ...int) {
 }
 
 // end waits for all, and compares every byte and the bits of every logit, streamed or at the end, with the reference.
-func (c *cluster) end(want []Answer) (taken int) {
+func (c *cluster) end(want []Answer) {
 	c.t.Helper()
 	for _, p := range c.ranks {
 		if _, err := p.Wait(40 * time.Second); err != nil {
@@ -178,8 +178,6 @@ func (c *cluster) end(want []Answer) (taken int) {
 				}
 				require.Zero(c.t, e.Lost)
 				told[e.Request][e.Pos] = true
-			case "taken":
-				taken += len(e.Requests)
 			case "answer":
 				answers = append(answers, *e.Answer)
 			case "done":
@@ -189,14 +187,13 @@ func (c *cluster) end(want []Answer) (taken int) {
 				require.LessOrEqual(c.t, e.Stats.ExpertBytes, half)
 			}
 		}
-		require.Equal(c.t, done, p == c.ranks[0] || p == c.ranks[1] || p == c.ranks[2] || p == c.ranks[3], p.Name)
+		require.True(c.t, done || !slices.Contains(c.ranks, p), p.Name)
 	}
 	for i, w := range want {
 		for pos := range w.Hashes[:len(w.Hashes)-1] { // the last one's maker may have died when nothing was left to take over
 			require.True(c.t, told[i][pos], "request %d: nobody showed byte %d", i, pos)
 		}
 	}
-	return taken
 }
 
 // Each rank, the first too, is killed at any moment, and is replaced: no bit of any logit changes, before, during or after.
@@ -246,7 +243,7 @@ func TestTwoKills(t *testing.T) {
 		c.kill(1)
 		c.survived(0, 2, 3)
 		c.start(1, true)
-		require.Positive(t, c.end(want))
+		c.end(want)
 	})
 	t.Run("three replicas", func(t *testing.T) {
 		cfg := cfg
@@ -259,7 +256,7 @@ func TestTwoKills(t *testing.T) {
 		c.start(0, true)
 		c.start(2, true)
 		c.a.Size = 2 // of four: three quarters of the experts may be resident
-		require.Positive(t, c.end(want))
+		c.end(want)
 	})
 }
 
@@ -268,7 +265,7 @@ func TestReplacementDiesWhileItJoins(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
-	cfg := testConfig(60)
+	cfg := testConfig(150)
 	cfg.Joins = 1
 	want := reference(t, cfg)
 	c := startCluster(t, 4, "auto", cfg)
@@ -283,10 +280,11 @@ func TestReplacementDiesWhileItJoins(t *testing.T) {
 		c.kill(3)
 	}
 	c.start(3, true)
-	// One that died may have entered before, and then nobody waits for the last one.
-	if _, err := c.ranks[3].Wait(40 * time.Second); err != nil {
+	// One that died may have entered before: then nobody waits for the last one.
+	if _, err := c.ranks[3].Wait(15 * time.Second); err != nil {
 		t.Log("the last one came too late:", err)
-		c.ranks[3] = c.ranks[0]
+		c.ranks[3].Signal(syscall.SIGKILL)
+		c.ranks = c.ranks[:3]
 	}
 	c.end(want)
 }
