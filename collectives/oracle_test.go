@@ -51,6 +51,9 @@ func (k *task) part(from, to int) int {
 	if k.kind == AllGather {
 		to = 0
 	}
+	if k.inPlace { // what a rank gives is as much as it takes, and not as much as others do
+		return k.n / es * ((from*to + from + to) % 4) / 2 * es
+	}
 	return k.n / es * ((from*2 + to*3) % 4) / 2 * es
 }
 
