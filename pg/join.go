@@ -92,6 +92,8 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if err := w.mesh.Start(w.agent); err != nil {
 		return fail("starting", err)
 	}
+	done := w.nag(ctx, st, id.size, founds)
+	defer done()
 	if founds {
 		err = w.found(ctx, st, id)
 	}
@@ -105,6 +107,35 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	return w, nil
 }
 
+// nagEvery is how often a Join that takes long says what it waits for.
+const nagEvery = 5 * time.Second
+
+// nag warns as long as the Join is not done.
+func (w *World) nag(ctx context.Context, st rendezvous.Store, size int, founds bool) (done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	begin := time.Now()
+	go func() {
+		t := time.NewTicker(nagEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+			}
+			after := time.Since(begin).Round(time.Second)
+			if !founds {
+				w.log.Warn("no member has let this process in yet: do the members live, and call Boundary?", "after", after)
+			} else if missing := w.absent(st, rankKey, size); len(missing) > 1 || missing[0] != w.slot {
+				w.log.Warn("the world cannot be founded yet", "missing_ranks", missing, "after", after)
+			} else {
+				w.log.Warn("all ranks are there, but not linked to each other yet", "after", after)
+			}
+		}
+	}()
+	return cancel
+}
+
 func (w *World) describe() string {
 	var s []string
 	for _, p := range w.mesh.Status() {
@@ -116,9 +147,13 @@ func (w *World) describe() string {
 // identify finds out which world this is.
 func (w *World) identify(ctx context.Context, st rendezvous.Store, founds bool) (id identity, addrs [][]byte, err error) {
 	for _, p := range w.cfg.Peers {
-		b, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(p, inviteHead))
-		if err != nil || !strings.HasPrefix(p, inviteHead) || len(b) < 41 {
-			return id, nil, fmt.Errorf("%q is no invitation: they start with %q", p, inviteHead)
+		text, ours := strings.CutPrefix(p, inviteHead)
+		if !ours {
+			return id, nil, fmt.Errorf("%q is no invitation (World.Invite): they start with %q", p, inviteHead)
+		}
+		b, err := base64.RawURLEncoding.DecodeString(text)
+		if err != nil || len(b) < 41 {
+			return id, nil, fmt.Errorf("the invitation %q is damaged or cut off", p)
 		}
 		if err := id.decode(b[:41]); err != nil {
 			return id, nil, err

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/serry-project/serry/internal/launch"
+	"github.com/serry-project/serry/internal/slots"
 )
 
 const runHelp = `Starts N processes of a program as the ranks of one group, and serves the rendezvous where they find each other:
@@ -69,7 +70,8 @@ func runCommand() *cobra.Command {
 	flags.DurationVar(&f.Grace, "grace", launch.DefaultGrace, "from a signal that is passed on to SIGKILL")
 	flags.StringVar(&f.LogDir, "log-dir", "", "directory for the ranks' output, a file rank-N.log each")
 	flags.StringVar(&f.json, "json", "", "file for what happens to the ranks, as lines of JSON")
-	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; without, ranks write straight to our output")
+	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; a rank that prints after this launcher was killed with -9 gets SIGPIPE then. "+
+		"--tag=false: ranks write straight to our output, and do not mind")
 	flags.StringVar(&f.color, "color", "auto", "colour the marks: auto (on a terminal), always, never")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "no words of our own, no summary")
 	return cmd
@@ -86,6 +88,9 @@ func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
 	}
 	if f.Ranks < 1 || f.Nodes < 1 {
 		return &exitCode{exitUsage, errors.New("-n and --nnodes are at least 1")}
+	}
+	if f.Ranks > slots.Max || f.Nodes > slots.Max/f.Ranks {
+		return &exitCode{exitUsage, fmt.Errorf("%d hosts of %d ranks: a world has at most %d ranks", f.Nodes, f.Ranks, slots.Max)}
 	}
 	f.Untagged, f.Env = !f.tag, os.Environ()
 	f.Stdout, f.Stderr = stdout, stderr

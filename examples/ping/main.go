@@ -16,9 +16,9 @@ import (
 func main() {
 	ctx := context.Background() // of the operations: to end it in one would fail it for all
 	stop, _ := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
-	cfg, err := pg.FromEnv(ctx) // RANK, WORLD_SIZE and the rendezvous, as the launcher sets them
+	cfg, err := pg.FromEnv(stop) // RANK, WORLD_SIZE and the rendezvous, as the launcher sets them
 	check(err)
-	w, err := pg.Join(ctx, cfg) // a founder waits for all; who is started again enters at a Boundary of the others
+	w, err := pg.Join(stop, cfg) // a founder waits for all; who is started again enters at a Boundary of the others
 	check(err)
 	step, _ := strconv.Atoi(string(w.Joined().Attach)) // where the others are; 0 for a founder
 	for epoch := uint64(0); stop.Err() == nil; time.Sleep(10 * time.Millisecond) {
