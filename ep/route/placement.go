@@ -34,6 +34,9 @@ type Placement struct {
 	Experts  int     // number of logical experts
 	Ranks    int     // number of ranks of the group, active or not
 	Replicas [][]int // [Experts], each an ordered list of distinct ranks; the first is the primary
+	// Spread: a copy at home is not preferred. More rows travel, and each holder of an expert computes an equal share of
+	// them, also where the sources' loads differ.
+	Spread bool
 }
 
 // Contiguous places every expert on replicas different ranks. The primary of expert e is rank e*ranks/experts, so that
@@ -185,7 +188,7 @@ func (p *Placement) Lost(active Ranks) (lost []int) {
 }
 
 // Owner returns the rank that computes expert e for the tokens of rank src, or -1 if no active rank holds e: src itself
-// if it is active and holds e (nothing then leaves it); else the active holders, in the order of Replicas, take turns
+// if it is active and holds e (nothing then leaves it; not with Spread); else the active holders, in the order of Replicas, take turns
 // over src+e. All tokens of src for e go to one rank (larger batches there, and a row is sent once for all experts that
 // share a rank), and the loss of a rank moves no row of an expert that it does not hold.
 func (p *Placement) Owner(e int, active Ranks, src int) int {
@@ -193,7 +196,7 @@ func (p *Placement) Owner(e int, active Ranks, src int) int {
 	n := 0
 	for _, r := range l {
 		if active.Has(r) {
-			if r == src {
+			if r == src && !p.Spread {
 				return r
 			}
 			n++
@@ -236,6 +239,9 @@ func (p *Placement) Digest() uint64 {
 	}
 	put(p.Experts)
 	put(p.Ranks)
+	if p.Spread {
+		put(1)
+	}
 	for _, l := range p.Replicas {
 		put(len(l))
 		for _, r := range l {

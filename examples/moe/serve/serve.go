@@ -94,7 +94,12 @@ type Stats struct {
 
 // Placement is where the experts of every layer live.
 func Placement(experts, ranks, replicas int) (*route.Placement, error) {
-	return route.Contiguous(experts, ranks, min(replicas, ranks))
+	p, err := route.Contiguous(experts, ranks, min(replicas, ranks))
+	if err != nil {
+		return nil, err
+	}
+	p.Spread = true // the requests of one rank then load all ranks alike
+	return p, nil
 }
 
 // Load loads the model with the experts of one rank.
