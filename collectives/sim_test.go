@@ -21,7 +21,6 @@ type sim struct {
 	ranks []*simRank
 	wire  [][]device.Frame // by from*n+to: in order
 	epoch uint64
-	from  uint64
 	todo  []*simInstall
 	lost  map[int]bool
 }
@@ -35,7 +34,6 @@ type simRank struct {
 	dead  bool
 	seq   uint64 // issued
 	queue []*Op
-	keep  []*Op
 }
 
 type simInstall struct {

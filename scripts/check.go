@@ -264,7 +264,7 @@ func tags(s *step) (r result) {
 		return fail("%v", err)
 	}
 	for _, tag := range tagNames {
-		word := regexp.MustCompile(`(?m)^//go:build .*\b` + tag + `\b`)
+		word := regexp.MustCompile(`(?m)^//go:build .*\b` + tag + `\b|needs -tags ` + tag)
 		var chosen []string
 		for _, p := range all {
 			if p.anyFile(func(name string, text []byte) bool { return word.Match(text) }) {

@@ -41,9 +41,8 @@ func (o *op) String() string {
 
 // move is what a rank does next.
 type move struct {
-	do  string // call, start, wait, dispatch, dispatched, combine, combined
-	op  *op
-	nth int // of the works that are started and not waited for
+	do string // call, start, wait, dispatch, dispatched, combine, combined
+	op *op
 }
 
 // planStep draws a step.

@@ -94,6 +94,9 @@ func TestCorpusRules(t *testing.T) {
 }
 
 func TestBitsScoreEveryByteOnce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m := loadShared(t)
 	text := strings.Repeat("func f() {\n}\n", 60) // 780 bytes: three windows
 	bits, n, err := m.Bits([][]byte{[]byte(text), []byte("x"), nil})

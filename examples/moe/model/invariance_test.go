@@ -22,6 +22,9 @@ func TestPrefillEqualsSingleSteps(t *testing.T) {
 // chunks, single steps, repetitions and rewinds; every row must have the bits it
 // has alone.
 func TestRandomBatchMixes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m := loadShared(t)
 	b := m.NewBatch()
 	rapid.Check(t, func(t *rapid.T) {
@@ -69,6 +72,9 @@ func TestRandomBatchMixes(t *testing.T) {
 // partial models, each call's rows in another order and cut in two, and
 // compares with Step.
 func TestSpreadExperts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m := loadShared(t)
 	const members = 4
 	var parts [members]*Model

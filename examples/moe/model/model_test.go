@@ -68,6 +68,9 @@ func sameBits(t require.TestingT, want, got []float32, what string) {
 }
 
 func TestLogitsMatchPyTorch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m, ref := loadShared(t), openReference(t)
 	n, err := strconv.Atoi(ref.Metadata["texts"])
 	require.NoError(t, err)
@@ -88,6 +91,9 @@ func TestLogitsMatchPyTorch(t *testing.T) {
 }
 
 func TestBitsPerByteMatchPyTorch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m, ref := loadShared(t), openReference(t)
 	want, err := strconv.ParseFloat(ref.Metadata["bits_per_byte"], 64)
 	require.NoError(t, err)
@@ -129,6 +135,9 @@ const golden = "7ea5224e48a75397"
 const goldenText = "package main\n\nimport \"fmt\"\n\nfunc main() {\n\tfor i := range 10 {\n"
 
 func TestGreedyReadsLikeGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and no goroutine in it")
+	}
 	m := loadShared(t)
 	const prompt = "// Copyright 2009 The Go Authors."
 	out, err := m.Greedy(prompt, 130)
