@@ -101,7 +101,12 @@ func (c *cluster) happened(e launch.Event) {
 	c.mu.Unlock()
 	c.w.wake()
 	if e.Code != 0 && !fragile {
-		c.stop(&launch.ExitError{Rank: e.Rank, Code: e.Code, Signal: e.Signal})
+		err := error(&launch.ExitError{Rank: e.Rank, Code: e.Code, Signal: e.Signal})
+		if e.Signal == syscall.SIGKILL {
+			err = fmt.Errorf("%w, but not by the demo, which replaces only those that it kills itself: "+
+				"to kill ranks by hand, run examples/ping with serry run --max-restarts", err)
+		}
+		c.stop(err)
 	}
 }
 
