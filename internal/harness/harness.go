@@ -80,7 +80,14 @@ func Start(t testing.TB, name, program string, args []string, opts ...Option) *P
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.Signal(syscall.SIGKILL); <-p.done })
+	t.Cleanup(func() {
+		p.Signal(syscall.SIGKILL)
+		<-p.done
+		// A process that is killed has no exit status that says it.
+		if out := p.Stderr(); strings.Contains(out, "WARNING: DATA RACE") || strings.Contains(out, "fatal error: ") || strings.Contains(out, "\npanic: ") {
+			t.Errorf("%s:\n%s", p.Name, out)
+		}
+	})
 	go func() {
 		sc := bufio.NewScanner(out)
 		sc.Buffer(nil, 1<<24)

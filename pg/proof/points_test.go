@@ -36,7 +36,11 @@ var tagged = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	exe := filepath.Join(dir, "proof.test")
-	out, err := exec.Command("go", "test", "-c", "-tags", "faultpoint", "-o", exe, ".").CombinedOutput()
+	args := []string{"test", "-c", "-tags", "faultpoint", "-o", exe}
+	if race {
+		args = append(args, "-race")
+	}
+	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go test -c -tags faultpoint: %w\n%s", err, out)
 	}
@@ -200,15 +204,12 @@ func (d dying) runStopped(t testing.TB, seed uint64, opts func(int) []harness.Op
 	victim := w.procs[d.victim]
 	stopped := func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", victim.Pid()))
-		require.NoError(t, err)
+		require.NoError(t, err, "%v", victim.Lines())
 		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 		return f[0] == "T"
 	}
-	for end := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			_, count = w.finish(d.first...)
-			return false, count
-		}
+	for end := time.Now().Add(30 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "the victim did not come to the point")
 	}
 	other := w.procs[(d.victim+1)%founders]
 	if slices.Contains(d.first, (d.victim+1)%founders) {
@@ -289,7 +290,11 @@ func matrix(t *testing.T, opts func(int) []harness.Option, linksOf ...string) {
 	for _, links := range linksOf {
 		hits[links] = calm(t, seed, links, pg.Raise, opts)
 	}
-	turn := rnd.IntN(4)
+	every := 4
+	if race {
+		every = 16
+	}
+	turn := rnd.IntN(every)
 	for _, point := range faultpoint.All() {
 		if *only != "" && *only != point {
 			continue
@@ -298,7 +303,7 @@ func matrix(t *testing.T, opts func(int) []harness.Option, linksOf ...string) {
 			for _, links := range linksOf {
 				for _, mode := range []pg.Mode{pg.Raise, pg.Continue} {
 					turn++
-					if !*full && *only == "" && turn%4 != 0 {
+					if !*full && *only == "" && turn%every != 0 {
 						continue
 					}
 					turn += rnd.IntN(2) // so that all come in turn
