@@ -307,7 +307,7 @@ func matrix(t *testing.T, opts func(int) []harness.Option, linksOf ...string) {
 						continue
 					}
 					turn += rnd.IntN(2) // so that all come in turn
-					for range map[bool]int{false: 1, true: 3}[*full] {
+					for range map[bool]int{false: 1, true: 3}[*full && !race] {
 						d, ok := scene(point, victim)
 						d.links, d.mode = links, mode
 						if !ok || places != nil && len(d.first) == 2 {
