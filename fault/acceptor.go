@@ -100,6 +100,19 @@ func (m *Machine) onClosed(e Closed) {
 	m.sendPromise()
 }
 
+// keepPast is how many changes a record holds: more than a member can miss while all others of its host die.
+const keepPast = 4
+
+// missed is the change that follows our view, as the record of a process that has installed it tells.
+func (m *Machine) missed(r Record) (v Value, ok bool) {
+	for _, b := range r.Past {
+		if v, err := parseValue(b); err == nil && v.Epoch == m.view.Epoch+1 {
+			return v, true
+		}
+	}
+	return v, false
+}
+
 // record publishes our vote for the others of our host.
 func (m *Machine) record() {
 	if m.cfg.Board == nil {
@@ -108,6 +121,9 @@ func (m *Machine) record() {
 	r := Record{Epoch: m.view.Epoch, Promised: m.promised, Accepted: m.accepted}
 	if m.accepted != (Ballot{}) {
 		r.Value = appendValue(nil, m.value)
+	}
+	for _, h := range m.hist[max(0, len(m.hist)-keepPast):] {
+		r.Past = append(r.Past, appendValue(nil, h.value))
 	}
 	m.cfg.Board.Publish(r)
 }
@@ -150,6 +166,10 @@ func (m *Machine) sendPromise() {
 			break
 		}
 		if r.Epoch > m.view.Epoch {
+			if v, ok := m.missed(r); ok {
+				m.install(v) // it was chosen: he has installed it
+				return
+			}
 			x.Dead = nil // it knows a later view: what the dead had voted in this one may be overwritten
 			continue
 		}

@@ -78,6 +78,9 @@ type Record struct {
 	Promised Ballot
 	Accepted Ballot // zero: none
 	Value    []byte // encoded Value, if Accepted is not zero
+	// Past are the encoded Values of the last changes, oldest first, up to the one that made the view of Epoch: who has
+	// missed them, and has only the dead to ask, learns them here.
+	Past [][]byte
 }
 
 // Board is the votes of one host's processes in shared memory. Publish stores the record of this process so that it is

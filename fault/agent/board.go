@@ -12,7 +12,8 @@ import (
 //
 //	0    which: sequence of the last published record; record (which & 1) is whole
 //	128  record 0, and at half of the board record 1:
-//	     {sequence (8), length (4), slot (4), inc (4), ..., from 32: epoch (8), promised (8), accepted (8), value}
+//	     {sequence (8), length (4), slot (4), inc (4), ..., from 32: epoch (8), promised (8), accepted (8),
+//	     then the value and each of the past values: length (4), bytes}
 //
 // A reader copies the record and believes it if its sequence and the word still agree.
 type board struct {
@@ -48,6 +49,13 @@ func getBallot(p []byte) fault.Ballot {
 	return fault.Ballot{Num: uint32(x >> 16), Slot: uint16(x)}
 }
 
+func sizeOf(parts [][]byte) (n int) {
+	for _, x := range parts {
+		n += 4 + len(x)
+	}
+	return n
+}
+
 // Publish implements fault.Board.
 func (b *board) Publish(r fault.Record) {
 	if len(b.own) == 0 {
@@ -55,17 +63,25 @@ func (b *board) Publish(r fault.Record) {
 	}
 	b.seq++
 	p := recAt(b.own, b.seq)
-	if recHead+24+len(r.Value) > len(p) {
-		r.Value = nil // too many members for the board: who reads it sees an acceptance without its value, and then claims no dead
+	parts := append([][]byte{r.Value}, r.Past...)
+	for len(parts) > 1 && recHead+24+sizeOf(parts) > len(p) {
+		parts = append(parts[:1], parts[2:]...)
+	}
+	if recHead+24+sizeOf(parts) > len(p) {
+		parts[0] = nil // too many members for the board: who reads it sees an acceptance without its value, and then claims no dead
 	}
 	host.Begin(host.Word64(p, 0), 0)
-	binary.LittleEndian.PutUint32(p[8:], uint32(24+len(r.Value)))
+	binary.LittleEndian.PutUint32(p[8:], uint32(24+sizeOf(parts)))
 	binary.LittleEndian.PutUint32(p[12:], uint32(b.self.Slot))
 	binary.LittleEndian.PutUint32(p[16:], b.self.Inc)
 	binary.LittleEndian.PutUint64(p[recHead:], r.Epoch)
 	putBallot(p[recHead+8:], r.Promised)
 	putBallot(p[recHead+16:], r.Accepted)
-	copy(p[recHead+24:], r.Value)
+	at := p[recHead+24:]
+	for _, x := range parts {
+		binary.LittleEndian.PutUint32(at, uint32(len(x)))
+		at = at[4+copy(at[4:], x):]
+	}
 	host.Word64(p, 0).Store(b.seq)
 	host.Word64(b.own, 0).Store(b.seq)
 }
@@ -101,7 +117,18 @@ func (b *board) Read(id fault.ID) (r fault.Record, ok bool) {
 		}
 		r.Epoch = binary.LittleEndian.Uint64(c[recHead:])
 		r.Promised, r.Accepted = getBallot(c[recHead+8:]), getBallot(c[recHead+16:])
-		r.Value = c[recHead+24:]
+		for i, at := 0, c[recHead+24:]; len(at) >= 4; i++ {
+			n := binary.LittleEndian.Uint32(at)
+			if at = at[4:]; uint64(n) > uint64(len(at)) {
+				return r, false
+			}
+			if i == 0 {
+				r.Value = at[:n:n]
+			} else {
+				r.Past = append(r.Past, at[:n:n])
+			}
+			at = at[n:]
+		}
 		return r, true
 	}
 	return r, false
