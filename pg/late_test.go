@@ -126,7 +126,7 @@ func TestStopped(t *testing.T) {
 				ps[late].Signal(syscall.SIGCONT)
 				line, err := ps[late].Line("error ", 10*time.Second)
 				require.NoError(t, err)
-				require.Contains(t, line, ErrEvicted.Error())
+				require.Contains(t, line, "evicted (slot")
 				require.Contains(t, line, fmt.Sprintf("rank %d is late", late))
 				for _, r := range left {
 					ps[r].Signal(0)

@@ -27,7 +27,7 @@ func TestReplaceTheLiving(t *testing.T) {
 				require.NoError(t, err)
 				line, err := ps[rank].Line("error ", 10*time.Second)
 				require.NoError(t, err)
-				require.Contains(t, line, ErrEvicted.Error())
+				require.Contains(t, line, "evicted (slot")
 				require.Contains(t, line, "is replaced by a new process")
 				other := ps[2]
 				line, err = other.Line("epoch 3 ", 10*time.Second)

@@ -221,7 +221,7 @@ func (d dying) runStopped(t testing.TB, seed uint64, opts func(int) []harness.Op
 	victim.Signal(syscall.SIGCONT)
 	line, err := victim.Line("over ", 20*time.Second)
 	require.NoError(t, err)
-	require.Contains(t, line, pg.ErrEvicted.Error())
+	require.Contains(t, line, "evicted (slot")
 	time.Sleep(20 * time.Millisecond)
 	_, count = w.finish(append(d.first, d.victim)...)
 	return true, count
