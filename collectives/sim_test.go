@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/serry-project/serry/device"
 
@@ -144,8 +145,10 @@ func (x *simRank) step() (done *Op, moved bool) {
 // run steps all until every queue is empty.
 func (w *sim) run(done func(x *simRank, o *Op)) {
 	n := len(w.ranks)
-	for idle := 0; idle < 40*n; {
-		idle++
+	for idle := 0; idle < 100*n; {
+		if idle++; idle > 10*n {
+			time.Sleep(50 * time.Microsecond) // what is asked for is asked again by the clock
+		}
 		busy := false
 		for i := range n {
 			x := w.ranks[i]
