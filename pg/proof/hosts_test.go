@@ -83,6 +83,7 @@ func TestHostIsLost(t *testing.T) {
 					_, err := p.Line("step 10", 20*time.Second)
 					require.NoError(t, err)
 				}
+				began := time.Now()
 				if cut {
 					require.NoError(t, hosts[lost].Cut(true))
 				} else {
@@ -95,8 +96,16 @@ func TestHostIsLost(t *testing.T) {
 						require.NoError(t, err)
 						require.Contains(t, line, "no quorum")
 					}
+					t.Log("no quorum after", time.Since(began))
 				}
-				time.Sleep(700 * time.Millisecond)
+				for _, r := range []int{0, 1} {
+					for _, gone := range []string{"lost=2", "lost=3"} {
+						_, err := w.procs[r].Line(gone, 15*time.Second)
+						require.NoError(t, err)
+					}
+				}
+				t.Log("the others go on after", time.Since(began))
+				time.Sleep(20 * time.Millisecond)
 				_, count := w.finish(2, 3)
 				t.Log(count)
 			})

@@ -27,6 +27,7 @@ type world struct {
 	dir   string
 	args  rankArgs
 	procs [founders]*harness.Proc
+	ever  []*harness.Proc
 	opts  func(rank int) []harness.Option
 	edit  func(a *rankArgs)
 }
@@ -37,7 +38,15 @@ func newWorld(t testing.TB, args rankArgs) *world {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	w := &world{t: t, dir: dir, args: args}
 	w.args.Dir = w.dir
-	w.args.Debug = os.Getenv("SERRY_LOG") != ""
+	if w.args.Debug = os.Getenv("SERRY_LOG") != ""; w.args.Debug {
+		t.Cleanup(func() {
+			for _, p := range w.ever {
+				if t.Failed() {
+					t.Logf("%s (pid %d):\n%s", p.Name, p.Pid(), p.Stderr())
+				}
+			}
+		})
+	}
 	return w
 }
 
@@ -59,6 +68,7 @@ func (w *world) start(rank int, edit func(*rankArgs)) *harness.Proc {
 	}
 	p := harness.Start(w.t, fmt.Sprintf("rank %d", rank), "rank", []string{string(b)}, opts...)
 	w.procs[rank] = p
+	w.ever = append(w.ever, p)
 	return p
 }
 
