@@ -225,8 +225,10 @@ func (m *Machine) onCreated(e Created) {
 		m.orphan = append(m.orphan, g.ID)
 	}
 	m.groups = append(m.groups, g)
-	// A promise that we gave before we knew the group closes it too, before anything can be decided in it.
-	if m.promised != (Ballot{}) && m.joined == nil && g.Failed == "" && !none(g.Slots.And(m.namedSlots)) {
+	// A promise that we gave before we knew the group closes it too, before anything can be decided in it: also one that
+	// named the group and nobody who is in it, to fail it or to cut it late.
+	if m.promised != (Ballot{}) && g.Failed == "" &&
+		(slices.Contains(m.closed, g.ID) || m.joined == nil && !none(g.Slots.And(m.namedSlots))) {
 		m.closeGroups([]uint64{g.ID})
 	}
 }

@@ -369,6 +369,19 @@ func TestCreatedAfterThePromise(t *testing.T) { // it is closed before anything 
 	t.Error("group 7 stays open")
 }
 
+// TestCreatedAfterANamedPromise: the change names the group alone, to cut it late, and none of its members.
+func TestCreatedAfterANamedPromise(t *testing.T) {
+	m := testMachine(ID{0, 1}, 0, 1, 2)
+	m.Step(2*ms, Received{From: ID{1, 1}, Msg: prepare{head: head{1}, Ballot: Ballot{4097, 1}, Groups: []uint64{7}}})
+	m.Step(2*ms, Closed{Ballot: Ballot{4097, 1}})
+	for _, e := range m.Step(3*ms, Created{Group{ID: 7, Slots: SetOf(0, 2)}, 1}) {
+		if c, ok := e.(Close); ok && slices.Contains(c.Groups, 7) {
+			return
+		}
+	}
+	t.Error("group 7 stays open")
+}
+
 func TestOrphan(t *testing.T) { // a group that nobody who promised knew is cut by the next change
 	m := testMachine(ID{0, 1}, 0, 1, 2)
 	m.Step(2*ms, Created{Group{ID: 7, Slots: SetOf(0, 2), Version: 1}, 1})
