@@ -270,14 +270,14 @@ func (p *proc) close(e Close) {
 		if g == nil {
 			continue
 		}
+		if !p.known[id] {
+			continue // a host knows only its own groups, and their words
+		}
 		x := g.words[p.host]
 		if !x.closed || x.ballot.Void(p.m.view.Epoch) || x.ballot.Less(e.Ballot) {
 			if !x.closed || !e.Ballot.Void(epochOf(x.ballot)) {
 				x.closed, x.ballot = w.bug != bugNoClose, e.Ballot
 			}
-		}
-		if !p.known[id] {
-			continue // a host knows only its own groups
 		}
 		d := GroupDone{Group: id, Issued: p.arrived[id].seq}
 		for _, m := range p.m.view.Members {
