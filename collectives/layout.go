@@ -117,19 +117,23 @@ func (s Shape) view(arena []byte, off int) *area {
 
 // Arena hands out the areas of this process. It is safe for concurrent use.
 type Arena struct {
-	mu    sync.Mutex
-	mem   []byte
-	spans []span // taken, ascending
+	mu      sync.Mutex
+	mem     []byte
+	reserve func(n int) error
+	spans   []span // taken, ascending
 }
 
 type span struct{ off, end int }
 
-// NewArena takes over this process's own arena memory.
-func NewArena(mem []byte) (*Arena, error) {
-	if len(mem) < dirBytes+pageBytes {
-		return nil, fmt.Errorf("collectives: arena of %d bytes, at least %d are needed: raise SERRY_SHM_BYTES", len(mem), dirBytes+pageBytes)
+// NewArena takes over this process's own arena memory. reserve makes its first n bytes exist, which none need to before;
+// first is the shape of a group for which there must be room at once.
+func NewArena(mem []byte, reserve func(n int) error, first Shape) (*Arena, error) {
+	if need := dirBytes + first.areaBytes(); len(mem) < need {
+		return nil, fmt.Errorf("collectives: arena of %d bytes, at least %d are needed: raise SERRY_SHM_BYTES or use smaller slots", len(mem), need)
+	} else if err := reserve(need); err != nil {
+		return nil, fmt.Errorf("collectives: %w", err)
 	}
-	return &Arena{mem: mem}, nil
+	return &Arena{mem: mem, reserve: reserve}, nil
 }
 
 // alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
@@ -156,6 +160,9 @@ func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
 	}
 	if e < 0 {
 		return nil, fmt.Errorf("collectives: %d groups are open already: close some", dirEntries)
+	}
+	if err := a.reserve(off + need); err != nil {
+		return nil, fmt.Errorf("collectives: no memory for a group of %d ranks, whose slots take %d bytes: %w", s.Size, need, err)
 	}
 	start := off + (pageBytes-areaHeader%pageBytes)%pageBytes // so that slots' data is page aligned
 	v := s.view(a.mem, start)

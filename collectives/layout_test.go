@@ -1,7 +1,9 @@
 package collectives
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"testing"
 
@@ -89,10 +91,22 @@ func TestRearmGoesForwardOnly(t *testing.T) {
 
 func TestArena(t *testing.T) {
 	mem := make([]byte, 1<<20)
-	a, err := NewArena(mem)
-	require.NoError(t, err)
-	_, err = NewArena(make([]byte, dirBytes))
+	reserved, full := 0, errors.New("no memory")
+	reserve := func(n int) error {
+		if n > 768<<10 {
+			return full
+		}
+		reserved = max(reserved, n)
+		return nil
+	}
+	_, err := NewArena(make([]byte, dirBytes), reserve, Shape{})
 	require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+	_, err = NewArena(mem, reserve, Shape{Size: 1, SlotBytes: 800 << 10, Depth: 1, Lanes: 1})
+	require.ErrorIs(t, err, full)
+	first := Shape{Size: 2, SlotBytes: 8192, Depth: 1, Lanes: 1}
+	a, err := NewArena(mem, reserve, first)
+	require.NoError(t, err)
+	require.Equal(t, dirBytes+first.Bytes(), reserved)
 	r := rand.New(rand.NewPCG(3, 4))
 	type open struct {
 		id   uint64
@@ -100,6 +114,7 @@ func TestArena(t *testing.T) {
 		area *area
 	}
 	var groups []open
+	refused := map[bool]int{}
 	for i := range 3000 {
 		if len(groups) > 0 && r.IntN(2) == 0 {
 			k := r.IntN(len(groups))
@@ -114,7 +129,10 @@ func TestArena(t *testing.T) {
 		id := uint64(i + 2)
 		v, err := a.alloc(id, s, uint64(i))
 		if err != nil {
-			require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+			if !errors.Is(err, full) {
+				require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+			}
+			refused[errors.Is(err, full)]++
 			continue
 		}
 		groups = append(groups, open{id, s, v})
@@ -139,8 +157,12 @@ func TestArena(t *testing.T) {
 				require.Equal(t, byte(g.id), d[len(d)-1])
 			}
 		}
+		rest := mem[reserved:] // what does not exist is not touched
+		require.Equal(t, len(rest), bytes.Count(rest, []byte{0}))
 	}
-	small, err := NewArena(make([]byte, dirBytes+pageBytes))
+	require.Positive(t, refused[true])
+	require.Positive(t, refused[false])
+	small, err := NewArena(make([]byte, dirBytes+3*pageBytes), func(int) error { return nil }, Shape{})
 	require.NoError(t, err)
 	_, err = small.alloc(9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
 	require.ErrorContains(t, err, "no room")
@@ -173,7 +195,7 @@ func TestClaim(t *testing.T) {
 func FuzzFind(f *testing.F) {
 	s := Shape{Size: 3, SlotBytes: 8192, Depth: 2, Lanes: 1}
 	good := make([]byte, dirBytes+4*pageBytes+s.areaBytes())
-	a, err := NewArena(good)
+	a, err := NewArena(good, func(int) error { return nil }, s)
 	if err != nil {
 		f.Fatal(err)
 	}

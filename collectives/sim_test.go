@@ -57,7 +57,7 @@ func newSim(t testing.TB, hosts, ranks int, shape Shape) *sim {
 		all = append(all, r)
 	}
 	for r, x := range w.ranks {
-		a, err := NewArena(x.mem)
+		a, err := NewArena(x.mem, func(int) error { return nil }, shape)
 		require.NoError(t, err)
 		x.comm, err = New(Config{
 			Group: 5, Rank: r, Slots: all, Arena: a, Words: words[x.host], Shape: shape, Retain: 64 << 10,

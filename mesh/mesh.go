@@ -206,11 +206,20 @@ func (m *Mesh) Nonce() Nonce { return m.nonce }
 // of its own. Whether a handshake has then really shared memory, Peer.SameHost says.
 func (m *Mesh) Host() uint64 { return m.hostID }
 
-// Arena is the own arena. Only this process writes it. It stays mapped as long as the Mesh is reachable, also after
+// Arena is the own arena, of which nothing may be touched before Reserve. Only this process writes it. It stays mapped as long as the Mesh is reachable, also after
 // Close: who keeps the slice keeps the Mesh.
 func (m *Mesh) Arena() []byte {
 	b := m.seg.Bytes()
 	return b[offArena : offArena+m.cfg.Arena : offArena+m.cfg.Arena]
+}
+
+// Reserve makes the first n bytes of Arena exist: nobody may touch the rest, here or at a peer. An error that wraps
+// host.ErrNoMemory says how much was asked and what to do.
+func (m *Mesh) Reserve(n int) error {
+	if n < 0 || int64(n) > m.cfg.Arena {
+		return fmt.Errorf("mesh: reserve %d bytes of an arena of %d", n, m.cfg.Arena)
+	}
+	return m.seg.Reserve(offArena + n)
 }
 
 // Board is the own board, 64 KiB. It stays mapped as long as Arena.

@@ -23,7 +23,7 @@ import (
 //	192      id of the shared words that the owner has (8), 0 until it has some
 //	4096     death words, host.RobustStride apart, one per watcher: the owner hands each its index in the handshake
 //	20480    board, 64 KiB
-//	86016    arena
+//	86016    arena, whose pages exist as far as Mesh.Reserve was asked for
 //
 // The header is complete before the descriptor leaves the process and never changes, but for turns and the id of the words. A reader copies each field once,
 // and checks it, before it uses it.
@@ -59,7 +59,7 @@ func createSegment(id host.Ident, nonce Nonce, arena int64) (*segment, error) {
 	if arena < 0 || arena > 1<<46 {
 		return nil, fmt.Errorf("mesh: arena of %d bytes", arena)
 	}
-	s, err := host.CreateSegment("serry", offArena+int(arena))
+	s, err := host.CreateSparse("serry", offArena+int(arena), offArena)
 	if err != nil {
 		return nil, fmt.Errorf("mesh: %w", err)
 	}

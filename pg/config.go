@@ -80,8 +80,11 @@ func (c *Config) fill() error {
 	case !c.Rejoin && c.Store == nil:
 		return bad("founding needs a Store")
 	}
-	if n := int64(collectives.Shape{Size: max(c.Capacity, 1), SlotBytes: c.Options.SlotBytes, Depth: c.Options.Depth, Lanes: c.Options.lanes()}.Bytes()) + 64<<10; n > c.ArenaBytes {
+	if n := int64(c.shape().Bytes()) + 64<<10; n > c.ArenaBytes {
 		return bad("the world's slots take %d bytes, the arena has %d: raise SERRY_SHM_BYTES or use smaller slots", n, c.ArenaBytes)
 	}
 	return nil
 }
+
+// shape is that of the world's own group.
+func (c *Config) shape() collectives.Shape { return c.Options.shape(max(c.Capacity, 1)) }

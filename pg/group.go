@@ -62,6 +62,11 @@ func (o Options) lanes() int {
 	return 1
 }
 
+// shape is that of a group of size ranks.
+func (o Options) shape(size int) collectives.Shape {
+	return collectives.Shape{Size: size, SlotBytes: o.SlotBytes, Depth: o.Depth, Lanes: o.lanes()}
+}
+
 // Result says how an operation ended: its place, and the version and set that it used, equal on all survivors.
 type Result struct {
 	Seq    uint64
@@ -122,7 +127,7 @@ func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64
 	}
 	comm, err := collectives.New(collectives.Config{
 		Group: id, Rank: g.rank, Slots: slots, Arena: w.arena, Words: w.words,
-		Shape:  collectives.Shape{Size: len(slots), SlotBytes: opts.SlotBytes, Depth: opts.Depth, Lanes: opts.lanes()},
+		Shape:  opts.shape(len(slots)),
 		Retain: w.cfg.Retain,
 	}, epoch, done, members)
 	if err != nil {

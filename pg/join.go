@@ -85,7 +85,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if err != nil {
 		return fail("opening shared memory and listeners", err)
 	}
-	if w.arena, err = collectives.NewArena(w.mesh.Arena()); err != nil {
+	if w.arena, err = collectives.NewArena(w.mesh.Arena(), w.mesh.Reserve, w.cfg.shape()); err != nil {
 		return fail("shared memory", err)
 	}
 	w.agent = agent.New(w.mesh, worldHost{w}, cfg.Log)

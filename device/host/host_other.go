@@ -17,6 +17,12 @@ type Segment struct{}
 // CreateSegment is unsupported here.
 func CreateSegment(name string, size int) (*Segment, error) { return nil, ErrUnsupported }
 
+// CreateSparse is unsupported here.
+func CreateSparse(name string, size, reserve int) (*Segment, error) { return nil, ErrUnsupported }
+
+// Reserve is unsupported here.
+func (s *Segment) Reserve(n int) error { return ErrUnsupported }
+
 // CreateShared is unsupported here.
 func CreateShared(name string, size int) (*Segment, error) { return nil, ErrUnsupported }
 

@@ -10,15 +10,17 @@ import (
 )
 
 // Segment is anonymous memory with a descriptor that can be passed to another
-// process. Its size never changes, it vanishes with its last user, and all its
-// pages exist, so that no load or store in it can raise SIGBUS.
+// process. Its size never changes, it vanishes with its last user, and the
+// pages that were reserved exist, so that no load or store in them can raise
+// SIGBUS.
 //
 // The methods may be called from several goroutines. The memory may not be
 // used after Close.
 type Segment struct {
-	mu  sync.Mutex
-	mem []byte
-	fd  int
+	mu       sync.Mutex
+	mem      []byte
+	fd       int
+	reserved int // bytes from the start whose pages exist; of what was created here
 }
 
 const (
@@ -34,16 +36,22 @@ const (
 // size is rounded up to whole pages. An error that wraps ErrNoMemory says how
 // much was asked and what to do.
 func CreateSegment(name string, size int) (*Segment, error) {
-	return create(name, size, sizeSeals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	return CreateSparse(name, size, size)
+}
+
+// CreateSparse is CreateSegment, but only the first reserve bytes exist; the
+// others come with Reserve, and nobody may touch them before.
+func CreateSparse(name string, size, reserve int) (*Segment, error) {
+	return create(name, size, reserve, sizeSeals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
 }
 
 // CreateShared makes a segment that every process with the descriptor may map
 // writable: for the few words that change by compare-and-swap.
 func CreateShared(name string, size int) (*Segment, error) {
-	return create(name, size, sizeSeals|unix.F_SEAL_SEAL)
+	return create(name, size, size, sizeSeals|unix.F_SEAL_SEAL)
 }
 
-func create(name string, size, seals int) (_ *Segment, err error) {
+func create(name string, size, reserve, seals int) (_ *Segment, err error) {
 	if size <= 0 || size > math.MaxInt-unix.Getpagesize() {
 		return nil, fmt.Errorf("host: segment %q: size %d: want at least 1 byte", name, size)
 	}
@@ -52,7 +60,7 @@ func create(name string, size, seals int) (_ *Segment, err error) {
 	}
 	page := unix.Getpagesize()
 	size = (size + page - 1) / page * page
-	if err := roomFor(size); err != nil {
+	if err := mayGrow(size); err != nil {
 		return nil, fmt.Errorf("host: segment %q: %w", name, err)
 	}
 	fd, err := memfd(name)
@@ -65,23 +73,47 @@ func create(name string, size, seals int) (_ *Segment, err error) {
 		}
 	}()
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return nil, noRoom(name, "ftruncate", size, err)
+		return nil, fmt.Errorf("host: segment %q: %w", name, noRoom("ftruncate", size, err))
 	}
-	if err := retry(func() error { return unix.Fallocate(fd, 0, 0, int64(size)) }); err != nil {
-		return nil, noRoom(name, "fallocate", size, err)
+	if err := fallocate(fd, 0, min(reserve, size)); err != nil {
+		return nil, fmt.Errorf("host: segment %q: %w", name, err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals); err != nil {
 		return nil, fmt.Errorf("host: segment %q: fcntl F_ADD_SEALS shrink and grow: %w", name, err)
 	}
 	mem, err := mapShared(fd, size, true)
 	if err != nil {
-		return nil, noRoom(name, "mmap", size, err)
+		return nil, fmt.Errorf("host: segment %q: %w", name, noRoom("mmap", size, err))
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals&^sizeSeals); err != nil {
 		_ = unix.Munmap(mem)
 		return nil, fmt.Errorf("host: segment %q: fcntl F_ADD_SEALS %#x: %w", name, seals&^sizeSeals, err)
 	}
-	return &Segment{mem: mem, fd: fd}, nil
+	return &Segment{mem: mem, fd: fd, reserved: min(reserve, size)}, nil
+}
+
+// Reserve makes the first n bytes of a segment that was created here exist. It
+// is one system call for the bytes that are new, none if there are none. An
+// error that wraps ErrNoMemory says how much was asked and what to do; nothing
+// has changed then.
+func (s *Segment) Reserve(n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case n > len(s.mem):
+		return fmt.Errorf("host: reserve %d bytes of a segment of %d", n, len(s.mem))
+	case n <= s.reserved:
+		return nil
+	case s.fd < 0:
+		return errors.New("host: reserve: the descriptor was given up")
+	}
+	page := unix.Getpagesize()
+	n = min((n+page-1)/page*page, len(s.mem))
+	if err := fallocate(s.fd, s.reserved, n-s.reserved); err != nil {
+		return fmt.Errorf("host: %w", err)
+	}
+	s.reserved = n
+	return nil
 }
 
 // OpenSegment maps a descriptor that another process passed. It takes
@@ -213,30 +245,41 @@ func mapShared(fd, size int, writable bool) ([]byte, error) {
 	return mem, nil
 }
 
-// roomFor refuses a size that cannot fit before any page is touched: beyond a
-// file size limit the kernel sends SIGXFSZ, beyond a cgroup's memory it may
-// kill the process.
-func roomFor(size int) error {
+// mayGrow refuses a size beyond the file size limit: the kernel would send
+// SIGXFSZ.
+func mayGrow(size int) error {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_FSIZE, &lim) == nil && uint64(size) > lim.Cur {
 		return fmt.Errorf("%d bytes asked, the file size limit is %d: raise it (ulimit -f) or ask for less (SERRY_SHM_BYTES): %w",
 			size, lim.Cur, ErrNoMemory)
+	}
+	return nil
+}
+
+// fallocate makes pages exist. It refuses a size that cannot fit before any
+// page is touched: beyond a cgroup's memory the kernel may kill the process.
+func fallocate(fd, off, size int) error {
+	if size == 0 {
+		return nil
 	}
 	free, what, err := freeMemory("/")
 	if err == nil && uint64(size) > free {
 		return fmt.Errorf("%d bytes asked, %s has %d left: ask for less (SERRY_SHM_BYTES) or give it more: %w",
 			size, what, free, ErrNoMemory)
 	}
+	if err := retry(func() error { return unix.Fallocate(fd, 0, int64(off), int64(size)) }); err != nil {
+		return noRoom("fallocate", size, err)
+	}
 	return nil
 }
 
-func noRoom(name, call string, size int, err error) error {
+func noRoom(call string, size int, err error) error {
 	switch err {
 	case unix.ENOMEM, unix.ENOSPC, unix.EFBIG, unix.EDQUOT:
-		return fmt.Errorf("host: segment %q: %s %d bytes: %w (%w): ask for less (SERRY_SHM_BYTES) or give the host, "+
-			"the cgroup or the address space limit (ulimit -v) more", name, call, size, ErrNoMemory, err)
+		return fmt.Errorf("%s %d bytes: %w (%w): ask for less (SERRY_SHM_BYTES) or give the host, "+
+			"the cgroup or the address space limit (ulimit -v) more", call, size, ErrNoMemory, err)
 	}
-	return fmt.Errorf("host: segment %q: %s %d bytes: %w", name, call, size, err)
+	return fmt.Errorf("%s %d bytes: %w", call, size, err)
 }
 
 func retry(f func() error) error {

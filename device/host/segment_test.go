@@ -123,6 +123,36 @@ func TestStoreInAPeersSegmentFaults(t *testing.T) {
 	require.Zero(t, s.Bytes()[0])
 }
 
+func TestReserve(t *testing.T) {
+	s, err := CreateSparse("slot", 64<<20, 5000)
+	require.NoError(t, err)
+	defer s.Close()
+	exist := func() int64 {
+		var st unix.Stat_t
+		require.NoError(t, unix.Fstat(s.FD(), &st))
+		require.EqualValues(t, 64<<20, st.Size)
+		return st.Blocks * 512
+	}
+	page := int64(os.Getpagesize())
+	require.Equal(t, (5000+page-1)/page*page, exist())
+	require.NoError(t, s.Reserve(4000))
+	require.Equal(t, (5000+page-1)/page*page, exist(), "they are there already")
+	require.NoError(t, s.Reserve(1<<20+1))
+	require.Equal(t, 1<<20+page, exist())
+	s.Bytes()[1<<20] = 7
+	require.NoError(t, s.Reserve(64<<20))
+	require.EqualValues(t, 64<<20, exist())
+	require.Equal(t, byte(7), s.Bytes()[1<<20])
+	require.ErrorContains(t, s.Reserve(64<<20+1), "of a segment of 67108864")
+
+	huge, err := CreateSparse("huge", 1<<40, 1)
+	require.NoError(t, err)
+	defer huge.Close()
+	err = huge.Reserve(1 << 39)
+	require.ErrorIs(t, err, ErrNoMemory)
+	require.ErrorContains(t, err, "SERRY_SHM_BYTES")
+}
+
 func TestNoRoomIsAnError(t *testing.T) {
 	_, err := CreateSegment("huge", 1<<50)
 	require.ErrorIs(t, err, ErrNoMemory)
@@ -172,6 +202,16 @@ func TestWordsPanicOutOfBounds(t *testing.T) {
 func BenchmarkCreateSegment64MiB(b *testing.B) {
 	for b.Loop() {
 		s, err := CreateSegment("bench", 64<<20)
+		if err != nil {
+			b.Fatal(err)
+		}
+		s.Close()
+	}
+}
+
+func BenchmarkCreateSparse64MiB(b *testing.B) {
+	for b.Loop() {
+		s, err := CreateSparse("bench", 64<<20, 4<<20)
 		if err != nil {
 			b.Fatal(err)
 		}
