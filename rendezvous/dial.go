@@ -1,10 +1,14 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -12,8 +16,9 @@ const (
 	// OpenTimeout is how long Open tries to reach a server if its context has no deadline.
 	OpenTimeout = 60 * time.Second
 
-	reconnectTime = 5 * time.Second  // to mend a lost connection
-	answerTime    = 10 * time.Second // for a server to greet back
+	reconnectTime = 5 * time.Second // to mend a lost connection
+	answerTime    = 3 * time.Second // for a server to greet back
+	silentTries   = 2               // connections without a greeting after which it is no rendezvous
 	dialPauseMin  = 10 * time.Millisecond
 	dialPauseMax  = time.Second
 )
@@ -36,12 +41,14 @@ func guard(ctx context.Context, conn net.Conn) (release func()) {
 	}
 }
 
-// dial connects to addr and greets, again and again until that works, ctx ends, or what answers is not what we want.
+// dial connects to addr and greets, again and again until that works, ctx ends, or what answers is not what we want: one
+// that greets otherwise, or takes connections and stays silent. One that closes them may be a proxy before a server that
+// is not up yet.
 func dial(ctx context.Context, url, addr string, most time.Duration, greet func(net.Conn) error) (net.Conn, error) {
 	fail := func(err error, hint string) (net.Conn, error) {
 		return nil, &Error{Store: url, Op: "connect", Err: err, Hint: hint}
 	}
-	if _, _, err := net.SplitHostPort(addr); err != nil {
+	if err := checkAddr(addr); err != nil {
 		return fail(fmt.Errorf("%w: %w", ErrBadURL, err), "write host:port")
 	}
 	caller := ctx
@@ -50,7 +57,7 @@ func dial(ctx context.Context, url, addr string, most time.Duration, greet func(
 		ctx, cancel = context.WithTimeout(ctx, most)
 		defer cancel()
 	}
-	since, pause, hint := time.Now(), dialPauseMin, hintServer
+	since, pause, silent := time.Now(), dialPauseMin, 0
 	var last error
 	for {
 		conn, err := dialOnce(ctx, addr, greet)
@@ -65,8 +72,15 @@ func dial(ctx context.Context, url, addr string, most time.Duration, greet func(
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}
-		if hint = hintServer; errors.Is(last, errSilent) {
-			hint = hintOther
+		hint := hintServer
+		switch {
+		case errors.Is(err, errSilent):
+			if silent++; silent == silentTries {
+				return fail(fmt.Errorf("%w: %w within %v", ErrNotRendezvous, err, answerTime), hintSilent)
+			}
+			hint = hintSilent
+		case errors.Is(last, errClosed):
+			hint = hintClosed
 		}
 		select {
 		case <-ctx.Done():
@@ -77,8 +91,23 @@ func dial(ctx context.Context, url, addr string, most time.Duration, greet func(
 	}
 }
 
-// errSilent is a server that takes connections and says nothing.
-var errSilent = errors.New("it accepts connections and does not greet")
+// How a server does not greet.
+var (
+	errSilent = errors.New("it accepts connections and does not greet")
+	errClosed = errors.New("it accepts connections and closes them without a greeting")
+)
+
+// checkAddr refuses what no attempt to connect can mend.
+func checkAddr(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q is no number from 1 to 65535", port)
+	}
+	return nil
+}
 
 func dialOnce(ctx context.Context, addr string, greet func(net.Conn) error) (net.Conn, error) {
 	var d net.Dialer
@@ -95,8 +124,27 @@ func dialOnce(ctx context.Context, addr string, greet func(net.Conn) error) (net
 		return conn, nil
 	}
 	_ = conn.Close()
-	if hurry.Err() != nil {
+	switch {
+	case errors.Is(err, ErrNotRendezvous) || errors.Is(err, ErrRestarted):
+	case hurry.Err() != nil:
 		err = errSilent
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
+		err = errClosed
 	}
 	return nil, err
+}
+
+// readGreeting fills b, which has to begin with want. It does not wait for the rest of one that begins otherwise.
+func readGreeting(conn net.Conn, b, want []byte) error {
+	for n := 0; n < len(b); {
+		m, err := conn.Read(b[n:])
+		n += m
+		if k := min(n, len(want)); !bytes.Equal(b[:k], want[:k]) {
+			return fmt.Errorf("%w: it began with %q", ErrNotRendezvous, b[:n])
+		}
+		if err != nil && n < len(b) {
+			return err
+		}
+	}
+	return nil
 }

@@ -96,6 +96,21 @@ func FromEnv(ctx context.Context, getenv func(string) string) (Store, Env, error
 	return Prefix(store, env.prefix()), env, nil
 }
 
+// CheckEnv is why [FromEnv] would refuse these variables, or nil. Where nothing says that this process is a rank, only
+// what is set is looked at.
+func CheckEnv(getenv func(string) string) error {
+	if u := getenv("SERRY_RENDEZVOUS"); u != "" {
+		if _, _, err := parseURL(u); err != nil {
+			return &EnvError{"SERRY_RENDEZVOUS", u, fmt.Sprintf("%v; %s", err, hintURL)}
+		}
+	}
+	if getenv("RANK") == "" && getenv("WORLD_SIZE") == "" {
+		return nil
+	}
+	_, err := parseEnv(getenv)
+	return err
+}
+
 // prefix keeps runs, and attempts of one run, apart.
 func (e Env) prefix() string {
 	parts := []string{prefixOfOurs}

@@ -149,6 +149,17 @@ func TestFromEnvSerry(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
+func TestCheckEnv(t *testing.T) {
+	good := torchrun("127.0.0.1:1")
+	for _, v := range []vars{{}, good, {"SERRY_RENDEZVOUS": "tcp://node0:29500"}} {
+		require.NoError(t, rendezvous.CheckEnv(v.get), "%v", v)
+	}
+	require.ErrorContains(t, rendezvous.CheckEnv(vars{"SERRY_RENDEZVOUS": "node0:29500"}.get),
+		`SERRY_RENDEZVOUS="node0:29500": not the URL of a rendezvous: no scheme; write mem://name`)
+	require.ErrorContains(t, rendezvous.CheckEnv(good.with("RANK", "2").get), "less than WORLD_SIZE")
+	require.ErrorContains(t, rendezvous.CheckEnv(vars{"RANK": "0"}.get), "WORLD_SIZE is not set")
+}
+
 func TestFromEnvFaults(t *testing.T) {
 	good := torchrun("127.0.0.1:1")
 	for name, c := range map[string]struct {

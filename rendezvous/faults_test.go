@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"syscall"
@@ -290,6 +292,11 @@ func TestRubbishPeer(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Contains(t, err.Error(), "does not greet")
 
+		addr = rubbish(t, "-ERR", true) // says little, and waits
+		_, err = rendezvous.Open(soon(t), scheme+addr)
+		require.ErrorIs(t, err, rendezvous.ErrNotRendezvous)
+		require.ErrorContains(t, err, `it began with "-ERR"`)
+
 		addr = rubbish(t, "SE", false) // breaks off
 		ctx, cancel = context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
@@ -302,6 +309,33 @@ func TestRubbishPeer(t *testing.T) {
 	require.ErrorIs(t, err, rendezvous.ErrNotRendezvous)
 	require.Contains(t, err.Error(), "version 9")
 	require.Contains(t, err.Error(), "version 1")
+}
+
+// Servers of other protocols that wait for more, or hang up: told apart in seconds, and by name.
+func TestForeignServers(t *testing.T) {
+	web := httptest.NewServer(http.NotFoundHandler()) // waits for the end of a line
+	defer web.Close()
+	var g errgroup.Group
+	for _, scheme := range []string{"tcp://", "torch://"} {
+		g.Go(func() error {
+			begin := time.Now()
+			_, err := rendezvous.Open(soon(t), scheme+web.Listener.Addr().String())
+			if !errors.Is(err, rendezvous.ErrNotRendezvous) || errors.Is(err, context.DeadlineExceeded) {
+				return fmt.Errorf("a web server: %w", err)
+			}
+			if d := time.Since(begin); d > 15*time.Second {
+				return fmt.Errorf("after %v: %w", d, err)
+			}
+			return nil
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		_, err := rendezvous.Open(ctx, scheme+rubbish(t, "", false)) // as a proxy before a server that is not up
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "closes them without a greeting")
+		require.ErrorContains(t, err, "a proxy")
+	}
+	require.NoError(t, g.Wait())
 }
 
 // A peer that greets well and then talks rubbish costs the call, not the process.
@@ -380,7 +414,7 @@ func TestPortInUse(t *testing.T) {
 }
 
 func TestBadURLs(t *testing.T) {
-	for _, url := range []string{"", "host:1", "http://host:1", "file://host/path", "file://", "tcp://host", "torch://", "tcp://a:b:c"} {
+	for _, url := range []string{"", "host:1", "http://host:1", "file://host/path", "file://", "tcp://host", "torch://", "tcp://a:b:c", "tcp://a:0", "torch://a:http", "tcp://a:70000"} {
 		_, err := rendezvous.Open(soon(t), url)
 		require.ErrorIs(t, err, rendezvous.ErrBadURL, url)
 		var e *rendezvous.Error

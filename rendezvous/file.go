@@ -45,13 +45,13 @@ type fileStore struct {
 	once    sync.Once
 }
 
-// OpenFile returns the store in the directory dir, which it makes if needed. All processes that open the directory share
-// the store; on a network file system this takes one where flock works. Waiting is by looking every 50 ms or more often.
-// A file system that hangs holds a call up beyond its context. Use a new directory for each run: one run finds what an
-// earlier one left.
+// OpenFile returns the store in the directory dir, which it makes if needed, but not the one around it. All processes
+// that open the directory share the store; on a network file system this takes one where flock works. Waiting is by
+// looking every 50 ms or more often. A file system that hangs holds a call up beyond its context. Use a new directory for
+// each run: one run finds what an earlier one left.
 func OpenFile(ctx context.Context, dir string) (Store, error) {
 	s := &fileStore{dir: filepath.Clean(dir), closing: make(chan struct{})}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := s.mkdir(); err != nil {
 		return nil, s.fail("open", "", err)
 	}
 	unlock, err := s.lock(ctx)
@@ -67,6 +67,24 @@ func OpenFile(ctx context.Context, dir string) (Store, error) {
 	return s, nil
 }
 
+// mkdir makes the directory unless it is there. The one around it must be: a path that is mistyped would otherwise be a
+// store of its own, where a rank waits for the others.
+func (s *fileStore) mkdir() error {
+	err := os.Mkdir(s.dir, 0o700)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w", errNoParent, err)
+	case errors.Is(err, fs.ErrExist):
+		if st, statErr := os.Stat(s.dir); statErr != nil || st.IsDir() {
+			return statErr
+		}
+		return &fs.PathError{Op: "open", Path: s.dir, Err: syscall.ENOTDIR}
+	}
+	return err
+}
+
+var errNoParent = errors.New("the directory around it does not exist")
+
 func (s *fileStore) fail(op, key string, err error) error {
 	e := &Error{Store: "file://" + s.dir, Op: op, Key: key, Err: err}
 	switch {
@@ -74,6 +92,8 @@ func (s *fileStore) fail(op, key string, err error) error {
 		e.Hint = "its disk or your quota is full: make room, or choose a directory elsewhere"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
 		e.Hint = fmt.Sprintf("user id %d may not write there: choose a directory that every rank can write", os.Getuid())
+	case errors.Is(err, errNoParent):
+		e.Hint = fmt.Sprintf("correct the path, or make %s", filepath.Dir(s.dir))
 	case errors.Is(err, fs.ErrNotExist):
 		e.Hint = "the directory was removed while in use"
 	case errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.ENOTDIR):

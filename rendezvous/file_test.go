@@ -22,7 +22,7 @@ func role(t *testing.T, name string, args ...string) *exec.Cmd {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, args...)
-	cmd.Env = append(os.Environ(), "SERRY_RENDEZVOUS_TEST_ROLE="+name)
+	cmd.Env = append(os.Environ(), "SERRY_TEST_ROLE="+name)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -101,7 +101,18 @@ func TestFileFaults(t *testing.T) {
 	require.Contains(t, err.Error(), file)
 	require.Contains(t, err.Error(), "choose another")
 
+	// Only the last directory of a path is made.
 	dir := t.TempDir()
+	mistyped := filepath.Join(dir, "no", "run")
+	_, err = rendezvous.Open(soon(t), "file://"+mistyped)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "the directory around it does not exist")
+	require.ErrorContains(t, err, "correct the path, or make "+filepath.Dir(mistyped))
+	require.NoDirExists(t, filepath.Dir(mistyped))
+	for range 2 {
+		open(t, "file://"+filepath.Join(dir, "run"))
+	}
+
 	s := open(t, "file://"+dir)
 	require.NoError(t, s.Set(soon(t), "k", []byte("value")))
 	name := filepath.Join(dir, "k-k")

@@ -8,6 +8,7 @@ package rendezvous
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -66,36 +67,52 @@ type Store interface {
 // Open returns the store that rawURL names:
 //
 //	mem://name         in this process; the same name is the same store until its last handle is closed
-//	file:///directory  in a directory, also a shared one; one directory for one run
+//	file:///directory  in a directory, also a shared one, made if the one around it exists; one for each run
 //	tcp://host:port    a [Server], in our own protocol
 //	torch://host:port  a TCPStore of torch.distributed, or a [Server]
 //
-// A server that is not up yet is tried again until ctx ends, without a deadline in ctx for [OpenTimeout].
+// A server that is not up yet is tried again until ctx ends, without a deadline in ctx for [OpenTimeout]. Another program
+// at its address is [ErrNotRendezvous] within seconds.
 func Open(ctx context.Context, rawURL string) (Store, error) {
-	scheme, rest, ok := strings.Cut(rawURL, "://")
-	if !ok {
-		return nil, openError(rawURL, fmt.Errorf("%w: no scheme", ErrBadURL))
+	scheme, rest, err := parseURL(rawURL)
+	if err != nil {
+		return nil, &Error{Store: rawURL, Op: "open", Err: err, Hint: hintURL}
 	}
 	switch scheme {
 	case "mem":
 		return openMem(rest), nil
 	case "file":
-		u, err := url.Parse(rawURL)
-		if err != nil {
-			return nil, openError(rawURL, fmt.Errorf("%w: %w", ErrBadURL, err))
-		}
-		if u.Host != "" || u.Path == "" {
-			return nil, openError(rawURL, fmt.Errorf("%w: a path begins with a third slash", ErrBadURL))
-		}
-		return OpenFile(ctx, u.Path)
+		return OpenFile(ctx, rest)
 	case "tcp":
-		return DialTCP(ctx, strings.TrimSuffix(rest, "/"))
-	case "torch":
-		return DialTorch(ctx, strings.TrimSuffix(rest, "/"))
+		return DialTCP(ctx, rest)
 	}
-	return nil, openError(rawURL, fmt.Errorf("%w: unknown scheme %q", ErrBadURL, scheme))
+	return DialTorch(ctx, rest)
 }
 
-func openError(rawURL string, err error) error {
-	return &Error{Store: rawURL, Op: "open", Err: err, Hint: "write mem://name, file:///directory, tcp://host:port or torch://host:port"}
+// parseURL returns the scheme, one of four, and the name, path or address after it.
+func parseURL(rawURL string) (scheme, rest string, err error) {
+	scheme, rest, ok := strings.Cut(rawURL, "://")
+	if !ok {
+		return "", "", fmt.Errorf("%w: no scheme", ErrBadURL)
+	}
+	switch scheme {
+	case "mem":
+	case "file":
+		var u *url.URL
+		if u, err = url.Parse(rawURL); err == nil && (u.Host != "" || u.Path == "") {
+			err = errors.New("a path begins with a third slash")
+		}
+		if err == nil {
+			rest = u.Path
+		}
+	case "tcp", "torch":
+		rest = strings.TrimSuffix(rest, "/")
+		err = checkAddr(rest)
+	default:
+		err = fmt.Errorf("unknown scheme %q", scheme)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("%w: %w", ErrBadURL, err)
+	}
+	return scheme, rest, nil
 }

@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if role := os.Getenv("SERRY_RENDEZVOUS_TEST_ROLE"); role != "" {
+	if role := os.Getenv("SERRY_TEST_ROLE"); role != "" {
 		os.Exit(runRole(role))
 	}
 	goleak.VerifyTestMain(m)

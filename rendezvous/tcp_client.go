@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -94,14 +93,7 @@ func (s *tcpStore) greet(conn net.Conn) error {
 		return err
 	}
 	b := make([]byte, helloLen)
-	n, err := io.ReadAtLeast(conn, b, len(wireMagic))
-	if n > 0 && string(b[:min(n, len(wireMagic))]) != wireMagic[:min(n, len(wireMagic))] {
-		return fmt.Errorf("%w: it began with %q", ErrNotRendezvous, b[:min(n, 16)])
-	}
-	if err == nil {
-		_, err = io.ReadFull(conn, b[n:])
-	}
-	if err != nil {
+	if err := readGreeting(conn, b, []byte(wireMagic)); err != nil {
 		return err
 	}
 	h, err := parseHello(b)

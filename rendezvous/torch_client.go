@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -78,16 +77,11 @@ func torchGreet(conn net.Conn) error {
 }
 
 func torchProve(conn net.Conn) error {
-	nonce := rand.Uint32()
-	if _, err := conn.Write(binary.LittleEndian.AppendUint32([]byte{torchPing}, nonce)); err != nil {
+	ping := binary.LittleEndian.AppendUint32([]byte{torchPing}, rand.Uint32())
+	if _, err := conn.Write(ping); err != nil {
 		return err
 	}
-	var b [4]byte
-	n, err := io.ReadFull(conn, b[:])
-	if n > 0 && (n < 4 || binary.LittleEndian.Uint32(b[:]) != nonce) {
-		return fmt.Errorf("%w: it began with %q", ErrNotRendezvous, b[:n])
-	}
-	return err
+	return readGreeting(conn, make([]byte, 4), ping[1:])
 }
 
 // keep puts c aside for the next call.
