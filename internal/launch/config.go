@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os/exec"
@@ -67,6 +68,33 @@ type Config struct {
 	Log     *slog.Logger // warnings; nil drops them
 }
 
+// UsageError is a Config that says nothing that can be done.
+type UsageError struct{ Err error }
+
+func (e *UsageError) Error() string { return e.Err.Error() }
+
+// Unwrap returns all that is wrong, joined.
+func (e *UsageError) Unwrap() error { return e.Err }
+
+// StartError is a program that cannot be started.
+type StartError struct {
+	Code int // as a shell has it: 127 if it is not there, 126 if it is and cannot be run
+	Err  error
+}
+
+func (e *StartError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what the system said.
+func (e *StartError) Unwrap() error { return e.Err }
+
+func startError(err error) *StartError {
+	code := 126
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, exec.ErrNotFound) {
+		code = 127
+	}
+	return &StartError{code, err}
+}
+
 // fill sets defaults and returns all that is wrong.
 func (c *Config) fill() error {
 	def := func(d *time.Duration, v time.Duration) {
@@ -77,7 +105,6 @@ func (c *Config) fill() error {
 	def(&c.Grace, DefaultGrace)
 	def(&c.Backoff, DefaultBackoff)
 	def(&c.BackoffMax, DefaultBackoffMax)
-	c.Ranks, c.Nodes = max(c.Ranks, 0), max(c.Nodes, 0)
 	if c.Ranks == 0 {
 		c.Ranks = 1
 	}
@@ -97,16 +124,17 @@ func (c *Config) fill() error {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	if len(c.Command) == 0 {
 		fault("no program to start")
-	} else if path, err := exec.LookPath(c.Command[0]); err != nil {
-		fault("cannot start %s: %w", c.Command[0], err)
-	} else {
-		c.Command = append([]string{path}, c.Command[1:]...)
 	}
-	if c.Node < 0 || c.Node >= c.Nodes {
+	if c.Ranks < 0 || c.Nodes < 0 {
+		fault("%d nodes of %d ranks: want at least 1", c.Nodes, c.Ranks)
+	} else if c.Node < 0 || c.Node >= c.Nodes {
 		fault("node %d of %d: nodes are numbered from 0", c.Node, c.Nodes)
 	}
-	if c.Grace < 0 || c.Backoff < 0 || c.BackoffMax < c.Backoff {
-		fault("a negative time, or a longest back-off (%v) below the first (%v)", c.BackoffMax, c.Backoff)
+	if c.Grace < 0 || c.Backoff < 0 {
+		fault("a grace of %v, a back-off of %v: want a time from 0", c.Grace, c.Backoff)
+	}
+	if c.BackoffMax < c.Backoff {
+		fault("a longest back-off (%v) below the first (%v)", c.BackoffMax, c.Backoff)
 	}
 	if c.MaxRestarts < Unlimited {
 		fault("%d restarts: 0 is none, %d is no limit", c.MaxRestarts, Unlimited)
@@ -114,7 +142,15 @@ func (c *Config) fill() error {
 	if err := c.fillRendezvous(); err != nil {
 		faults = append(faults, err)
 	}
-	return errors.Join(faults...)
+	if len(faults) > 0 {
+		return &UsageError{errors.Join(faults...)}
+	}
+	path, err := exec.LookPath(c.Command[0])
+	if err != nil {
+		return startError(fmt.Errorf("cannot start %s: %w", c.Command[0], err))
+	}
+	c.Command = append([]string{path}, c.Command[1:]...)
+	return nil
 }
 
 func (c *Config) fillRendezvous() error {

@@ -68,7 +68,8 @@ type Launcher struct {
 	tasks    sync.WaitGroup
 }
 
-// New checks cfg, serves or finds the rendezvous, and starts nothing yet. The Launcher must be closed.
+// New checks cfg, serves or finds the rendezvous, and starts nothing yet. The Launcher must be closed. What cfg cannot
+// have is a [*UsageError] or a [*StartError].
 func New(ctx context.Context, cfg Config) (*Launcher, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func (l *Launcher) URL() string { return l.url }
 // RunID is what the ranks get in TORCHELASTIC_RUN_ID.
 func (l *Launcher) RunID() string { return l.cfg.RunID }
 
-// StartAll starts every rank of this host. If one cannot be started, those that were are stopped.
+// StartAll starts every rank of this host. If one cannot be started, a [*StartError], those that were are stopped.
 func (l *Launcher) StartAll() error {
 	for _, r := range l.ranks {
 		if err := l.Start(r.index); err != nil {

@@ -464,6 +464,8 @@ func TestBadConfig(t *testing.T) {
 		"port 0 is for one node":     func(c *launch.Config) { c.Nodes, c.Rendezvous = 2, "host:0" },
 		"needs a run id":             func(c *launch.Config) { c.Rendezvous = "tcp://host:1" },
 		"one that runs already is":   func(c *launch.Config) { c.Rendezvous = "file:///x" },
+		"a grace of -1s":             func(c *launch.Config) { c.Grace = -time.Second },
+		"1 nodes of -1 ranks":        func(c *launch.Config) { c.Ranks = -1 },
 		"-2 restarts":                func(c *launch.Config) { c.MaxRestarts = -2 },
 		"longest back-off":           func(c *launch.Config) { c.Backoff = time.Hour },
 		"the address must be one of": func(c *launch.Config) { c.Rendezvous = "192.0.2.1:0" },
@@ -472,6 +474,10 @@ func TestBadConfig(t *testing.T) {
 		change(&cfg)
 		_, err := launch.New(context.Background(), cfg)
 		require.ErrorContains(t, err, want)
+		var usage *launch.UsageError
+		var start *launch.StartError
+		require.Equal(t, want == "cannot start ./missing", errors.As(err, &start), want)
+		require.Equal(t, start == nil && !strings.HasPrefix(want, "the address"), errors.As(err, &usage), want)
 	}
 	server, err := rendezvous.Listen(context.Background(), "127.0.0.1:0", nil)
 	require.NoError(t, err)
@@ -492,6 +498,9 @@ func TestCannotStart(t *testing.T) {
 	require.ErrorContains(t, err, "rank 0: cannot start")
 	var e *launch.ExitError
 	require.False(t, errors.As(err, &e))
+	var start *launch.StartError
+	require.ErrorAs(t, err, &start)
+	require.Equal(t, 126, start.Code)
 }
 
 func TestJSONLines(t *testing.T) {

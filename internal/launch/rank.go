@@ -1,10 +1,8 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -68,8 +66,7 @@ func (l *Launcher) begin(r *rank) error {
 	} else {
 		var err error
 		if streams, err = l.streams(r); err != nil {
-			r.result.Code, r.result.Signal = startFailed(err), 0
-			return fmt.Errorf("rank %d: %w", r.index, err)
+			return r.notStarted(err)
 		}
 		cmd.Stdout, cmd.Stderr = streams[0].write, streams[1].write
 	}
@@ -87,8 +84,7 @@ func (l *Launcher) begin(r *rank) error {
 	r.began, r.ended = now, now
 	r.starts++
 	if err != nil {
-		r.result.Code, r.result.Signal = startFailed(err), 0
-		return fmt.Errorf("rank %d: cannot start: %w", r.index, err)
+		return r.notStarted(err)
 	}
 	for _, s := range streams {
 		l.tasks.Go(s.copy)
@@ -99,12 +95,11 @@ func (l *Launcher) begin(r *rank) error {
 	return nil
 }
 
-// startFailed is the exit code of a shell for a program that cannot be started.
-func startFailed(err error) int {
-	if errors.Is(err, os.ErrNotExist) {
-		return 127
-	}
-	return 126
+// notStarted notes why.
+func (r *rank) notStarted(err error) error {
+	e := startError(fmt.Errorf("rank %d: cannot start: %w", r.index, err))
+	r.result.Code, r.result.Signal = e.Code, 0
+	return e
 }
 
 func (l *Launcher) streams(r *rank) ([]*stream, error) {
