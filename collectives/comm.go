@@ -83,6 +83,7 @@ type Comm struct {
 	cfg   Config
 	size  int
 	own   *area
+	word  int // offset of the group's entry
 	dec   Word
 	gen   *atomic.Uint32
 	sleep *atomic.Uint32
@@ -114,8 +115,8 @@ func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
 		return nil, err
 	}
 	c := &Comm{
-		cfg: cfg, size: cfg.Shape.Size, own: own,
-		dec: host.Word64(cfg.Words, off+128), gen: host.Word32(cfg.Words, off+256), sleep: host.Word32(cfg.Words, off+384),
+		cfg: cfg, size: cfg.Shape.Size, own: own, word: off,
+		dec: host.Word64(cfg.Words, off), gen: host.Word32(cfg.Words, off+128), sleep: host.Word32(cfg.Words, off+256),
 		srcs: make([][]byte, cfg.Shape.Size), inbox: map[inKey]*part{}, holds: map[inKey]struct{}{}, told: done,
 	}
 	v := c.version(nil, epoch, done, members)
@@ -342,8 +343,22 @@ func (c *Comm) Finished() bool {
 	return !c.Untold()
 }
 
-// Release gives the group's memory back. No operation may be under way, here or at a peer.
-func (c *Comm) Release() { c.cfg.Arena.free(c.cfg.Group) }
+// Release gives the group's memory back. No operation may be under way, here or at a peer. closed: every member has made
+// the group and closed it, so the last of this host gives the host's word back too. Where one of them dies in between, or
+// the group has failed, the word stays taken.
+func (c *Comm) Release(closed bool) {
+	c.cfg.Arena.free(c.cfg.Group)
+	v := c.cur.Load()
+	if !closed || v.Fail != "" {
+		return
+	}
+	for _, p := range v.locals {
+		if a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape); a != nil || err != nil {
+			return
+		}
+	}
+	giveBack(c.cfg.Words, c.word, c.cfg.Group)
+}
 
 func (c *Comm) slot(a *area, o *Op) *slotMem {
 	return &a.slots[int(o.Seq%uint64(c.cfg.Shape.Depth))*c.cfg.Shape.Lanes+min(int(o.Phase), c.cfg.Shape.Lanes-1)]

@@ -227,49 +227,4 @@ func find(arena []byte, group uint64, s Shape) (*area, error) {
 	return nil, nil
 }
 
-// The host's shared words: 2048 entries of 512 bytes, found by hashing the group id.
-//
-//	0    group id (claimed by compare-and-swap from 0)
-//	128  decision: version<<46 | sequence decided<<16 | closed for epoch (0: open)
-//	256  generation (32 bit): sleepers wait for it to change
-//	384  asleep (32 bit): 1 when somebody may sleep
-const (
-	wordEntry   = 512
-	wordEntries = 2048
-	// WordsBytes is the size of the host's shared words.
-	WordsBytes = wordEntry * wordEntries
-)
-
-type decision uint64
-
-func decided(version, seq uint64) decision {
-	return decision(version&(1<<18-1)<<46 | seq&(1<<30-1)<<16)
-}
-
-func (d decision) version() uint64 { return uint64(d) >> 46 }
-func (d decision) seq() uint64     { return uint64(d) >> 16 & (1<<30 - 1) }
-func (d decision) closed() uint64  { return uint64(d) & 0xffff }
-
-// closedFor is the mark of a word that is closed until the view of this epoch is installed.
-func closedFor(epoch uint64) uint64 { return epoch%0xffff + 1 }
-
-// behind says that a is before b, both counted modulo 2^bits.
-func behind(a, b uint64, bits uint) bool {
-	return int64((a-b)<<(64-bits)) < 0
-}
-
-// claim finds or makes the entry of a group.
-func claim(words []byte, group, version, seq uint64) (int, error) {
-	h := group * 0x9e3779b97f4a7c15 >> 32 % wordEntries
-	for i := range uint64(wordEntries) {
-		off := int((h + i) % wordEntries * wordEntry)
-		id := host.Word64(words, off)
-		if id.CompareAndSwap(0, group) || id.Load() == group {
-			host.Word64(words, off+128).CompareAndSwap(0, uint64(decided(version, seq)))
-			return off, nil
-		}
-	}
-	return 0, fmt.Errorf("collectives: %d groups were made on this host: no word is left for another", wordEntries)
-}
-
 var le = binary.LittleEndian

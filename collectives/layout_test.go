@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/serry-project/serry/device/host"
-
 	"github.com/stretchr/testify/require"
 )
 
@@ -166,29 +164,6 @@ func TestArena(t *testing.T) {
 	require.NoError(t, err)
 	_, err = small.alloc(9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
 	require.ErrorContains(t, err, "no room")
-}
-
-func TestClaim(t *testing.T) {
-	words := make([]byte, WordsBytes)
-	r := rand.New(rand.NewPCG(5, 6))
-	at := map[int]uint64{}
-	ids := map[uint64]int{}
-	for range wordEntries {
-		id := r.Uint64() | 1
-		off, err := claim(words, id, 3, 4)
-		require.NoError(t, err)
-		require.Zero(t, at[off], "two groups share a word")
-		at[off], ids[id] = id, off
-		require.Equal(t, decided(3, 4), decision(host.Word64(words, off+128).Load()))
-	}
-	for id, off := range ids {
-		again, err := claim(words, id, 9, 9)
-		require.NoError(t, err)
-		require.Equal(t, off, again)
-		require.Equal(t, decided(3, 4), decision(host.Word64(words, off+128).Load()), "who comes later finds what is there")
-	}
-	_, err := claim(words, 2, 1, 1)
-	require.ErrorContains(t, err, "no word is left")
 }
 
 // FuzzFind reads the directory of a peer that may write anything.

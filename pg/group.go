@@ -110,7 +110,8 @@ type Group struct {
 	issued  atomic.Uint64
 	waiting struct{ seq, epoch, phase atomic.Uint64 } // what the driver waits for; seq 0: nothing
 	closed  atomic.Bool
-	retired atomic.Bool // closed by all, in order
+	retired atomic.Bool // closed here
+	inOrder atomic.Bool // and by all, as an operation
 
 	progressOnce sync.Once
 	quit         chan struct{}

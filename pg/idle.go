@@ -59,7 +59,7 @@ func (w *World) tidy() (more bool) {
 			w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
 			w.gone[g.id] = struct{}{}
 			w.mu.Unlock()
-			g.comm.Release()
+			g.comm.Release(g.inOrder.Load())
 			w.agent.Step(fault.Dropped{Group: g.id})
 		}
 	}

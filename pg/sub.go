@@ -51,6 +51,7 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 	binary.LittleEndian.PutUint64(in, d)
 	_, _ = rand.Read(in[8:])
 	in[8] |= 2 // neither 0 nor the world's
+	in[15] &= 0x7f
 	parts := make([]int, len(g.slots))
 	for i := range parts {
 		parts[i] = proposalBytes
@@ -104,9 +105,9 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 		defer close(ch)
 		if state.Load() == 2 {
 			err = fmt.Errorf("rank %d gave up", g.rank)
-		} else if n, err = newGroup(w, id, slots, opts, res.Epoch, 0, ms); err == nil && !state.CompareAndSwap(0, 1) {
+		} else if n, err = w.makeGroup(id, slots, opts, res.Epoch, ms); err == nil && !state.CompareAndSwap(0, 1) {
 			err = fmt.Errorf("rank %d gave up", g.rank)
-			n.comm.Release()
+			n.comm.Release(false)
 		}
 		if err != nil {
 			w.unmade(fg, res.Epoch, err)
@@ -150,6 +151,16 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 	return n, nil
 }
 
+// makeGroup is newGroup. If there is no room, that may be because groups that all have closed were not yet forgotten.
+func (w *World) makeGroup(id uint64, slots []int, opts Options, epoch uint64, ms []collectives.Member) (*Group, error) {
+	n, err := newGroup(w, id, slots, opts, epoch, 0, ms)
+	if err != nil {
+		w.tidy()
+		n, err = newGroup(w, id, slots, opts, epoch, 0, ms)
+	}
+	return n, err
+}
+
 // unmade fails for good, on all its members alike, a group that the others have and this process has not; it runs on the
 // loop. Until that is agreed the group counts as one in which this process has returned from nothing.
 func (w *World) unmade(fg fault.Group, epoch uint64, why error) {
@@ -173,6 +184,9 @@ func failsIn(in *fault.Install, group uint64) bool {
 	return slices.ContainsFunc(in.Cuts, func(c fault.Cut) bool { return c.Group == group && c.Fail != "" })
 }
 
+// closeWait is how long Close waits until those of other hosts have returned from it too.
+const closeWait = 50 * time.Millisecond
+
 // Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more. Its memory
 // is free once all members have returned from it.
 func (g *Group) Close(ctx context.Context) error {
@@ -186,8 +200,17 @@ func (g *Group) Close(ctx context.Context) error {
 		}
 	}
 	g.stop()
+	g.inOrder.Store(err == nil)
 	g.retired.Store(true)
-	g.w.agent.Do(func() { g.w.tidyAt = g.w.mesh.Now() })
+	g.w.agent.Do(func() {
+		g.comm.Tell()
+		g.w.tidyAt = g.w.mesh.Now()
+	})
+	if err == nil && g.comm.Remote() { // so that a group made next finds its memory free
+		for end := time.Now().Add(closeWait); !g.comm.Finished() && ctx.Err() == nil && time.Now().Before(end); {
+			time.Sleep(200 * time.Microsecond)
+		}
+	}
 	return err
 }
 

@@ -1,0 +1,151 @@
+package collectives
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/serry-project/serry/device/host"
+	"github.com/serry-project/serry/internal/wire"
+)
+
+// The host's shared words, version 2: an index, then an entry for each of its words.
+//
+//	0        index: 2016 words: who has entry i
+//	16 KiB   entries of 512 bytes
+//
+// A word of the index is
+//
+//	0                                  free
+//	hash of a group <<32 | random | 1  claimed for that group by one who is looking whether others have been faster
+//	group id <<1                       the group's
+//	all ones                           being given back
+//
+// and an entry
+//
+//	0    decision: version<<46 | sequence decided<<16 | closed for epoch (0: open); 0: nobody has set it yet
+//	128  generation (32 bit): sleepers wait for it to change
+//	256  asleep (32 bit): 1 when somebody may sleep
+//
+// A process that was stopped, dropped from the view and continued may still swap the decision of a group that is gone: that
+// of the next group in the entry has a later version, so it fails.
+const (
+	wordEntry   = 512
+	wordIndex   = 16 << 10
+	wordEntries = (WordsBytes - wordIndex) / wordEntry
+	// WordsBytes is the size of the host's shared words.
+	WordsBytes = 1 << 20
+
+	wordClosing = ^uint64(0)
+	maxGroup    = 1<<63 - 2 // ids are 1 to this
+)
+
+type decision uint64
+
+func decided(version, seq uint64) decision {
+	return decision(version&(1<<18-1)<<46 | seq&(1<<30-1)<<16)
+}
+
+func (d decision) version() uint64 { return uint64(d) >> 46 }
+func (d decision) seq() uint64     { return uint64(d) >> 16 & (1<<30 - 1) }
+func (d decision) closed() uint64  { return uint64(d) & 0xffff }
+
+// closedFor is the mark of a word that is closed until the view of this epoch is installed.
+func closedFor(epoch uint64) uint64 { return epoch%0xffff + 1 }
+
+// behind says that a is before b, both counted modulo 2^bits.
+func behind(a, b uint64, bits uint) bool {
+	return int64((a-b)<<(64-bits)) < 0
+}
+
+// index is the words of the index; a simulation supplies its own.
+type index struct {
+	n     int
+	at    func(i int) Word
+	yield func() // waits a little for another process
+}
+
+func hostIndex(words []byte) index {
+	return index{wordEntries, func(i int) Word { return host.Word64(words, 8*i) }, host.SchedYield}
+}
+
+// claim finds or makes the entry of a group.
+func claim(words []byte, group, version, seq uint64) (off int, err error) {
+	i, err := hostIndex(words).claim(group)
+	if err != nil {
+		return 0, err
+	}
+	off = wordIndex + i*wordEntry
+	host.Word64(words, off).CompareAndSwap(0, uint64(decided(version, seq)))
+	return off, nil
+}
+
+// claim finds or makes a group's place. Several may do that at once, and die at it, and places that are
+// given back leave gaps, so who has taken a free place looks at all others before he makes it the group's. Of two who do,
+// one at least sees the other's, and gives way or takes it away from him: the word of a claim is his alone.
+func (x index) claim(group uint64) (int, error) {
+	if group == 0 || group > maxGroup {
+		return 0, fmt.Errorf("collectives: group id %#x: want 1 to %#x", group, uint64(maxGroup))
+	}
+	final, mark := group<<1, wire.Hash(0, group)<<32
+	rivals := func(w uint64) bool { return w&1 != 0 && w != wordClosing && w&^(1<<32-1) == mark }
+	for try := range 10_000 {
+		free, rival := -1, -1
+		for i := range x.n {
+			switch w := x.at(i).Load(); {
+			case w == final:
+				return i, nil
+			case w == 0 && free < 0:
+				free = i
+			case rivals(w):
+				rival = i
+				if try > 100 { // he is dead or stopped
+					x.at(i).CompareAndSwap(w, 0)
+				}
+			}
+		}
+		switch {
+		case rival >= 0:
+			x.yield()
+			continue
+		case free < 0:
+			return 0, fmt.Errorf("collectives: %d groups are open on this host already: close some", x.n)
+		}
+		mine := mark | uint64(rand.Uint32()) | 1
+		if !x.at(free).CompareAndSwap(0, mine) {
+			continue
+		}
+		if i, ok := x.confirm(free, mine, final, rivals); ok {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("collectives: the host's words are contested: too many processes make group %#x at once", group)
+}
+
+// confirm makes the claim of place at the group's, unless somebody else has one.
+func (x index) confirm(at int, mine, final uint64, rivals func(uint64) bool) (int, bool) {
+	for i := 0; i < x.n; i++ {
+		w := x.at(i).Load()
+		switch {
+		case i == at:
+		case w == final:
+			x.at(at).CompareAndSwap(mine, 0)
+			return i, true
+		case rivals(w) && i < at:
+			x.at(at).CompareAndSwap(mine, 0)
+			return 0, false
+		case rivals(w) && !x.at(i).CompareAndSwap(w, 0):
+			i-- // it is another's now
+		}
+	}
+	return at, x.at(at).CompareAndSwap(mine, final)
+}
+
+// giveBack makes the entry of a group free. Nobody of this host may use it any more.
+func giveBack(words []byte, off int, group uint64) {
+	id := hostIndex(words).at((off - wordIndex) / wordEntry)
+	if id.CompareAndSwap(group<<1, wordClosing) {
+		host.Word64(words, off).Store(0)
+		host.Word32(words, off+256).Store(0)
+		id.Store(0)
+	}
+}
