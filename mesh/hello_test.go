@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -251,4 +252,45 @@ func FuzzParseAddr(f *testing.F) {
 			t.Error("not what was parsed")
 		}
 	})
+}
+
+// TestSocketsOfTheKilled are removed by whoever comes later; those of the living, and other files, are not.
+func TestSocketsOfTheKilled(t *testing.T) {
+	dir := t.TempDir()
+	long := time.Now().Add(-time.Hour)
+	listen := func(name string) (string, *net.UnixListener) {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/" + name, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { l.Close() })
+		return dir + "/" + name, l
+	}
+	left, l := listen("serry-left")
+	l.Close()
+	fresh, l := listen("serry-fresh")
+	l.Close()
+	lives, _ := listen("serry-lives")
+	other, l := listen("other")
+	l.Close()
+	file := dir + "/serry-file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{left, lives, other, file} {
+		if err := os.Chtimes(f, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := Open(short(t), Config{World: [16]byte{1}, SocketDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for f, want := range map[string]bool{left: false, fresh: true, lives: true, other: true, file: true} {
+		if _, err := os.Lstat(f); (err == nil) != want {
+			t.Errorf("%s: %v, want it there: %v", f, err, want)
+		}
+	}
 }

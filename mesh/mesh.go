@@ -121,6 +121,7 @@ func Open(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 		if herr != nil {
 			return nil, herr
 		}
+		sweep(cfg.SocketDir)
 		m.hostID, unixName = dir, fmt.Sprintf("%s/serry-%x", cfg.SocketDir, name)
 	}
 	if cfg.testHost != 0 {

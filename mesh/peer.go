@@ -38,7 +38,6 @@ type Peer struct {
 	gone   atomic.Bool // forgotten
 	dirty  atomic.Bool // the loop has been told of a backlog
 	dialer atomic.Bool // we dialled the connection
-	data   atomic.Pointer[any]
 
 	// of the loop
 	started bool
@@ -90,17 +89,6 @@ func (p *Peer) Board() []byte {
 		return nil
 	}
 	return p.mem.board
-}
-
-// SetData keeps something of the handler's with the peer.
-func (p *Peer) SetData(v any) { p.data.Store(&v) }
-
-// Data is what SetData kept last.
-func (p *Peer) Data() any {
-	if v := p.data.Load(); v != nil {
-		return *v
-	}
-	return nil
 }
 
 // Send sends a frame; World is filled in here, in a copy. Errors are those of device.Link.

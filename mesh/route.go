@@ -1,10 +1,15 @@
 package mesh
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,4 +147,21 @@ func hostOfDir(boot, dir string) (uint64, error) {
 		return 0, fmt.Errorf("mesh: socket directory %s: %w", dir, err)
 	}
 	return hostHash(boot, "dir", uint64(st.Dev), st.Ino), nil
+}
+
+// sweep removes the sockets that killed processes have left in dir: those that are older than a start takes and to which
+// nobody listens any more.
+func sweep(dir string) {
+	names, _ := filepath.Glob(dir + "/serry-*")
+	for _, name := range names {
+		if st, err := os.Lstat(name); err != nil || st.Mode().Type() != os.ModeSocket || time.Since(st.ModTime()) < time.Minute {
+			continue
+		}
+		c, err := net.DialTimeout("unix", name, time.Second)
+		if err == nil {
+			c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.Remove(name)
+		}
+	}
 }

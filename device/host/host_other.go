@@ -32,9 +32,6 @@ func OpenSegment(fd, size int, writable bool) (*Segment, error) { return nil, Er
 // Bytes is nil here.
 func (s *Segment) Bytes() []byte { return nil }
 
-// Prefault does nothing here.
-func (s *Segment) Prefault() {}
-
 // Keep does nothing here.
 func (s *Segment) Keep() {}
 
@@ -92,21 +89,6 @@ func SelfPidfd() (int, error) { return -1, ErrUnsupported }
 
 // Exited is unsupported here.
 func Exited(pidfd int) (bool, error) { return false, ErrUnsupported }
-
-// ListenAbstract is unsupported here.
-func ListenAbstract(name string) (int, error) { return -1, ErrUnsupported }
-
-// DialAbstract is unsupported here.
-func DialAbstract(name string) (int, error) { return -1, ErrUnsupported }
-
-// ListenPath is unsupported here.
-func ListenPath(path string) (int, error) { return -1, ErrUnsupported }
-
-// DialPath is unsupported here.
-func DialPath(path string) (int, error) { return -1, ErrUnsupported }
-
-// Accept is unsupported here.
-func Accept(listenFd int) (int, error) { return -1, ErrUnsupported }
 
 // SendFds is unsupported here.
 func SendFds(sockfd int, payload []byte, fds ...int) (int, error) { return 0, ErrUnsupported }

@@ -181,21 +181,6 @@ func (s *Segment) Keep() {
 	}
 }
 
-// Prefault enters all pages in this process's page table, so that the first
-// access to each does not cost a fault (2 microseconds a 4 KiB page measured).
-// It takes as long as those faults; a kernel that cannot (before Linux 5.14)
-// changes nothing.
-func (s *Segment) Prefault() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mem == nil {
-		return
-	}
-	if unix.Madvise(s.mem, unix.MADV_POPULATE_WRITE) != nil { // read-only here
-		_ = unix.Madvise(s.mem, unix.MADV_POPULATE_READ)
-	}
-}
-
 // Close unmaps the memory and closes the descriptor. It may be called twice.
 // Nothing may use the memory any more.
 func (s *Segment) Close() error {
