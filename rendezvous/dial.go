@@ -48,7 +48,7 @@ func dial(ctx context.Context, url, addr string, most time.Duration, greet func(
 	fail := func(err error, hint string) (net.Conn, error) {
 		return nil, &Error{Store: url, Op: "connect", Err: err, Hint: hint}
 	}
-	if err := checkAddr(addr); err != nil {
+	if err := checkAddr(addr, 1); err != nil {
 		return fail(fmt.Errorf("%w: %w", ErrBadURL, err), "write host:port")
 	}
 	caller := ctx
@@ -97,14 +97,14 @@ var (
 	errClosed = errors.New("it accepts connections and closes them without a greeting")
 )
 
-// checkAddr refuses what no attempt to connect can mend.
-func checkAddr(addr string) error {
+// checkAddr refuses what no attempt to connect can mend, and no attempt to listen.
+func checkAddr(addr string, leastPort uint64) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return err
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("port %q is no number from 1 to 65535", port)
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n < leastPort {
+		return fmt.Errorf("port %q is no number from %d to 65535", port, leastPort)
 	}
 	return nil
 }

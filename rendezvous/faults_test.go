@@ -409,8 +409,10 @@ func TestPortInUse(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
 	_, port, _ := net.SplitHostPort(server.Addr())
 	require.Contains(t, err.Error(), "port "+port+" of 127.0.0.1 is in use")
-	_, err = rendezvous.Listen(soon(t), "no port", nil)
-	require.ErrorIs(t, err, rendezvous.ErrBadURL)
+	for _, bad := range []string{"no port", "127.0.0.1:70000", "127.0.0.1:http"} {
+		_, err = rendezvous.Listen(soon(t), bad, nil)
+		require.ErrorIs(t, err, rendezvous.ErrBadURL)
+	}
 }
 
 func TestBadURLs(t *testing.T) {

@@ -53,10 +53,10 @@ func Listen(ctx context.Context, addr string, log *slog.Logger) (*Server, error)
 	fail := func(err error, hint string) error {
 		return &Error{Store: "tcp://" + addr, Op: "listen", Err: err, Hint: hint}
 	}
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
+	if err := checkAddr(addr, 0); err != nil {
 		return nil, fail(fmt.Errorf("%w: %w", ErrBadURL, err), "write host:port")
 	}
+	host, port, _ := net.SplitHostPort(addr)
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
 	switch {

@@ -107,7 +107,7 @@ func parseURL(rawURL string) (scheme, rest string, err error) {
 		}
 	case "tcp", "torch":
 		rest = strings.TrimSuffix(rest, "/")
-		err = checkAddr(rest)
+		err = checkAddr(rest, 1)
 	default:
 		err = fmt.Errorf("unknown scheme %q", scheme)
 	}

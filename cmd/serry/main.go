@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -13,17 +14,23 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// Exit codes beside those of the ranks.
+// Exit codes beside those of the ranks. Help says them too.
 const (
 	exitFailed = 1
 	exitUsage  = 2
 )
+
+const help = `Groups of processes that keep answering while members die and come back.
+
+Exit codes of all commands: 0 when all went well, 1 for a failure, 2 for a wrong command line (nothing was done), 130
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. serry run passes on that of a rank which failed.`
 
 // root is the command with all its subcommands: a file and a line each.
 func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "serry",
 		Short:         "Groups of processes that keep answering while members die and come back",
+		Long:          help,
 		SilenceErrors: true, // run prints them
 		SilenceUsage:  true,
 	}
@@ -35,7 +42,39 @@ func root() *cobra.Command {
 		envCommand(),
 		versionCommand(),
 	)
+	cmd.InitDefaultCompletionCmd()
+	cmd.SetHelpCommand(helpCommand())
+	groups(cmd)
 	return cmd
+}
+
+// groups has each command that does nothing itself say what it has, and refuse what it has not.
+func groups(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if c.HasSubCommands() && !c.Runnable() {
+			c.Args = cobra.NoArgs
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+		groups(c)
+	}
+}
+
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]...",
+		Short: "Explain a command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, rest, err := cmd.Root().Find(args)
+			if err == nil && len(rest) > 0 {
+				err = fmt.Errorf("unknown command %q for %q", rest[0], c.CommandPath())
+			}
+			if err != nil {
+				return &exitCode{exitUsage, err}
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
 }
 
 // run is main without the process around it.
@@ -46,22 +85,27 @@ func run(args []string, stdout, stderr io.Writer) int {
 	cmd.SetErr(stderr)
 	started := false // so that what fails before is the caller's use of it
 	cmd.PersistentPreRun = func(*cobra.Command, []string) { started = true }
-	err := cmd.Execute()
-	var code *exitCode
-	switch {
-	case err == nil:
+	c, err := cmd.ExecuteC()
+	if err == nil {
 		return 0
-	case errors.As(err, &code):
-		if code.err != nil {
-			fmt.Fprintln(stderr, "serry:", code.err)
-		}
-		return code.code
-	case started:
-		fmt.Fprintln(stderr, "serry:", err)
-		return exitFailed
 	}
-	fmt.Fprintf(stderr, "serry: %v\nSee serry --help, or serry COMMAND --help.\n", err)
-	return exitUsage
+	code := exitFailed
+	var known interface{ ExitStatus() int }
+	switch {
+	case errors.As(err, &known):
+		code = known.ExitStatus()
+	case !started:
+		code = exitUsage
+	}
+	text := err.Error()
+	if text == "" { // it is a rank's, and was told
+		return code
+	}
+	fmt.Fprintln(stderr, "serry:", strings.ReplaceAll(text, "\n", "\nserry: "))
+	if code == exitUsage {
+		fmt.Fprintf(stderr, "See %s --help.\n", c.CommandPath())
+	}
+	return code
 }
 
 // exitCode is an error of a subcommand that wants a certain exit code. Without err nothing is printed.
@@ -70,7 +114,15 @@ type exitCode struct {
 	err  error
 }
 
-func (e *exitCode) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+func (e *exitCode) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+// ExitStatus is the code.
+func (e *exitCode) ExitStatus() int { return e.code }
 
 // oneAtATime lets several goroutines write to w.
 type oneAtATime struct {

@@ -184,18 +184,75 @@ func TestUsage(t *testing.T) {
 		{"run", 2, "requires at least 1 arg"},
 		{"run --frobnicate x", 2, "unknown flag"},
 		{"run -n x true", 2, "invalid argument"},
-		{"run -n 0 true", 2, "at least 1"},
-		{"run --color red true", 2, "auto, always or never"},
-		{"rendezvous x", 2, "unknown command"},
-		{"rendezvous --listen nowhere", 1, "write host:port"},
-		{"run /nowhere/program", 1, "cannot start /nowhere/program"},
-		{"run --nnodes 2 true", 1, "several nodes need a rendezvous"},
+		{"run -n 0 true", 2, "--ranks 0: want at least 1"},
+		{"run -n -1 true", 2, "--ranks -1: want at least 1"},
+		{"run -n 9999 true", 2, "--ranks 9999: want at least 1, at most 1024"},
+		{"run -n 4 --nnodes 1000 true", 2, "--nnodes 1000: want at most 256 of --ranks 4"},
+		{"run --nnodes 2 --node-rank 2 true", 2, "--node-rank 2: want a number from 0, below that of --nnodes (2)"},
+		{"run --max-restarts -2 true", 2, "--max-restarts -2: want a number from 0, or -1"},
+		{"run --grace -1s true", 2, "--grace -1s: want a time from 0"},
+		{"run --grace 5 true", 2, "missing unit"},
+		{"run --grace 99999999h true", 2, `invalid argument "99999999h" for "--grace"`},
+		{"run --backoff -1s true", 2, "--backoff -1s: want a time from 0"},
+		{"run --backoff 1m true", 2, "--backoff-max 15s: want at least that of --backoff (1m0s)"},
+		{"run --color red true", 2, "--color red: want auto, always or never"},
+		{"run --rdzv nowhere true", 2, "--rdzv: rendezvous nowhere: write host:port"},
+		{"run --rdzv tcp://a:1 true", 2, "(--run-id)"},
+		{"run --nnodes 2 true", 2, "--rdzv: several nodes need a rendezvous"},
+		{"run nosuchprogram", 127, "cannot start nosuchprogram"},
+		{"run /nowhere/program", 127, "cannot start /nowhere/program"},
+		{"run /dev/null", 126, "cannot start /dev/null"},
 		{"run --json /nowhere/file true", 1, "--json: open /nowhere/file"},
+		{"rendezvous x", 2, "unknown command"},
+		{"rendezvous --listen nowhere", 2, "write host:port"},
+		{"rendezvous --listen 127.0.0.1:70000", 2, "--listen: rendezvous tcp://127.0.0.1:70000"},
+		{"rendezvous --listen 192.0.2.1:0", 1, "the address must be one of this host"},
+		{"bench", 0, "serry bench [command]"},
+		{"bench x", 2, `unknown command "x" for "serry bench"`},
+		{"bench allreduce --ranks 0", 2, "--ranks 0: want a number from 1 to 1024"},
+		{"bench allreduce --n -1 --links rope", 2, "serry: --links rope: want auto or tcp"},
+		{"bench all --part NaN", 2, "--part NaN: want more than 0"},
+		{"bench failover --points x", 2, `--points "x": want points that a step passes`},
+		{"bench idle --json /nowhere/file", 1, "--json: open /nowhere/file"},
+		{"completion x", 2, `unknown command "x"`},
+		{"help bench all", 0, "--part"},
+		{"help x", 2, `unknown command "x"`},
+		{"env x", 2, "unknown command"},
+		{"version x", 2, "unknown command"},
 	} {
 		var out bytes.Buffer
 		require.Equal(t, c.code, run(strings.Fields(c.args), &out, &out), c.args)
 		require.Contains(t, out.String(), c.want, c.args)
 	}
+}
+
+// What a rank ends with is passed on, and not taken for a mistake on the command line.
+func TestExitCodes(t *testing.T) {
+	for do, code := range map[string]int{"exit=0": 0, "exit=2": 2, "exit=77@1": 77} {
+		var out bytes.Buffer
+		require.Equal(t, code, run(args("run -n 2 --grace 0 --backoff 0", ranks(t, do)), &out, &out), do)
+		require.NotContains(t, out.String(), "--help")
+	}
+	file := filepath.Join(t.TempDir(), "program")
+	require.NoError(t, os.WriteFile(file, []byte("\x7fELF rubbish"), 0o755))
+	var out bytes.Buffer
+	require.Equal(t, 126, run([]string{"run", "-n", "2", file}, &out, &out))
+	require.Contains(t, out.String(), "cannot start")
+}
+
+// Events of an earlier run are kept when this one does not begin.
+func TestEventsAreKept(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "events")
+	require.NoError(t, os.WriteFile(file, []byte("old"), 0o600))
+	var out bytes.Buffer
+	require.Equal(t, 127, run([]string{"run", "--json", file, "/nowhere/program"}, &out, &out))
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(b))
+	require.Zero(t, run([]string{"run", "-q", "--json", file, "true"}, &out, &out))
+	b, err = os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotContains(t, string(b), "old")
 }
 
 func TestPortInUse(t *testing.T) {

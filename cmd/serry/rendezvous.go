@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 
@@ -9,8 +10,9 @@ import (
 	"github.com/serry-project/serry/rendezvous"
 )
 
-const rendezvousHelp = `Serves the store at which the ranks of groups find each other, until it is stopped (Ctrl-C, SIGTERM). One port answers
-our own protocol and that of torch.distributed's TCPStore. All is in memory and gone at the end.
+const rendezvousHelp = `Serves the store at which the ranks of groups find each other, until it is stopped (Ctrl-C, SIGTERM): that is its normal
+end, with exit code 0. One port answers our own protocol and that of torch.distributed's TCPStore. All is in memory and
+gone at the end.
 
 serry run serves one itself. This is for ranks that are started otherwise: give them SERRY_RENDEZVOUS=tcp://host:port, RANK
 and WORLD_SIZE; programs of torch MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. There is no password:
@@ -27,6 +29,9 @@ func rendezvousCommand() *cobra.Command {
 			s := catch()
 			defer s.release()
 			server, err := rendezvous.Listen(s.ctx, listen, logger(cmd.ErrOrStderr()))
+			if errors.Is(err, rendezvous.ErrBadURL) {
+				return &exitCode{exitUsage, fmt.Errorf("--listen: %w", err)}
+			}
 			if err != nil {
 				return err
 			}

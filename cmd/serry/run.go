@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -27,7 +28,9 @@ SERRY_REJOIN set, so that it joins the group anew; the others go on. A rank that
 
 The exit code is 0 if all ranks ended with 0, or that of the first one that failed for good (128 + N for signal N), at
 the end, when the others are done too. Ctrl-C (also SIGTERM, SIGHUP) is passed on to all ranks, and the exit code is then
-130 (143, 129); what is left after --grace, or at the second Ctrl-C, is killed.
+130 (143, 129), whatever theirs are; what is left after --grace, or at the second Ctrl-C, is killed. A program that is
+not there gives 127, one that cannot be executed 126, as with a shell; 2 is a wrong command line, 1 another failure of
+serry itself. With --nnodes each launcher gives the code of its own ranks.
 
 On several hosts run the same command on each, with --nnodes, its own --node-rank and the --rdzv of node 0.`
 
@@ -67,9 +70,9 @@ func runCommand() *cobra.Command {
 	flags.DurationVar(&f.Backoff, "backoff", launch.DefaultBackoff, "pause before the first restart of a rank; it doubles")
 	flags.DurationVar(&f.BackoffMax, "backoff-max", launch.DefaultBackoffMax, "longest pause; a rank that lived longer starts over")
 	flags.BoolVar(&f.FailFast, "fail-fast", false, "end all ranks when one has failed for good")
-	flags.DurationVar(&f.Grace, "grace", launch.DefaultGrace, "from a signal that is passed on to SIGKILL")
+	flags.DurationVar(&f.Grace, "grace", launch.DefaultGrace, "from a signal that is passed on to SIGKILL; 0 kills at once")
 	flags.StringVar(&f.LogDir, "log-dir", "", "directory for the ranks' output, a file rank-N.log each")
-	flags.StringVar(&f.json, "json", "", "file for what happens to the ranks, as lines of JSON")
+	flags.StringVar(&f.json, "json", "", "file for what happens to the ranks, as lines of JSON while it happens")
 	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; a rank that prints after this launcher was killed with -9 gets SIGPIPE then. "+
 		"--tag=false: ranks write straight to our output, and do not mind")
 	flags.StringVar(&f.color, "color", "auto", "colour the marks: auto (on a terminal), always, never")
@@ -78,20 +81,10 @@ func runCommand() *cobra.Command {
 }
 
 func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
-	switch f.color {
-	case "auto":
-		f.Color = isTerminal(stdout)
-	case "always", "never":
-		f.Color = f.color == "always"
-	default:
-		return &exitCode{exitUsage, fmt.Errorf("--color %s: auto, always or never", f.color)}
+	if err := f.check(); err != nil {
+		return &exitCode{exitUsage, err}
 	}
-	if f.Ranks < 1 || f.Nodes < 1 {
-		return &exitCode{exitUsage, errors.New("-n and --nnodes are at least 1")}
-	}
-	if f.Ranks > slots.Max || f.Nodes > slots.Max/f.Ranks {
-		return &exitCode{exitUsage, fmt.Errorf("%d hosts of %d ranks: a world has at most %d ranks", f.Nodes, f.Ranks, slots.Max)}
-	}
+	f.Color = f.color == "always" || f.color == "auto" && isTerminal(stdout)
 	f.Untagged, f.Env = !f.tag, os.Environ()
 	f.Stdout, f.Stderr = stdout, stderr
 	if f.tag {
@@ -104,14 +97,14 @@ func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
 	}
 	f.Log = logger(f.Stderr)
 
+	var events *os.File
 	onEvent := func(e launch.Event) { tell(say, e, f.MaxRestarts) }
 	if f.json != "" {
-		file, err := os.Create(f.json)
-		if err != nil {
+		if events, err = os.OpenFile(f.json, os.O_WRONLY|os.O_CREATE, 0o644); err != nil {
 			return fmt.Errorf("--json: %w", err)
 		}
-		defer func() { _ = file.Close() }()
-		lines := launch.JSONLines(file, f.Log)
+		defer func() { _ = events.Close() }()
+		lines := launch.JSONLines(events, f.Log)
 		f.OnEvent = func(e launch.Event) { lines(e); onEvent(e) }
 	} else {
 		f.OnEvent = onEvent
@@ -124,9 +117,16 @@ func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
 		if sig := s.first(); sig != 0 {
 			return &exitCode{128 + int(sig), nil}
 		}
+		var usage *launch.UsageError // check has left nothing else that can be wrong
+		if errors.As(err, &usage) {
+			return fmt.Errorf("--rdzv: %w", err)
+		}
 		return err
 	}
 	s.deliver(l)
+	if events != nil {
+		_ = events.Truncate(0) // now that there is something new; what cannot be cut is a pipe or a terminal
+	}
 	if err = l.StartAll(); err != nil {
 		_ = l.Wait()
 		return errors.Join(err, l.Close())
@@ -142,6 +142,34 @@ func (f *runFlags) run(stdout, stderr io.Writer) (err error) {
 		return &exitCode{failed.Code, closeErr}
 	}
 	return errors.Join(err, closeErr)
+}
+
+// check returns all that is wrong with the flags, by name, and takes a zero as it is meant.
+func (f *runFlags) check() error {
+	var bad []error
+	want := func(ok bool, flag string, value any, want string, a ...any) bool {
+		if !ok {
+			bad = append(bad, fmt.Errorf("%s %v: want %s", flag, value, fmt.Sprintf(want, a...)))
+		}
+		return ok
+	}
+	want(slices.Contains([]string{"auto", "always", "never"}, f.color), "--color", f.color, "auto, always or never")
+	ranks := want(1 <= f.Ranks && f.Ranks <= slots.Max, "--ranks", f.Ranks, "at least 1, at most %d", slots.Max)
+	if want(f.Nodes >= 1, "--nnodes", f.Nodes, "at least 1") {
+		want(0 <= f.Node && f.Node < f.Nodes, "--node-rank", f.Node, "a number from 0, below that of --nnodes (%d)", f.Nodes)
+		want(!ranks || f.Nodes <= slots.Max/f.Ranks, "--nnodes", f.Nodes, "at most %d of --ranks %d: a world has at most %d ranks", slots.Max/max(f.Ranks, 1), f.Ranks, slots.Max)
+	}
+	want(f.MaxRestarts >= launch.Unlimited, "--max-restarts", f.MaxRestarts, "a number from 0, or %d for no limit", launch.Unlimited)
+	want(f.Grace >= 0, "--grace", f.Grace, "a time from 0")
+	if want(f.Backoff >= 0, "--backoff", f.Backoff, "a time from 0") {
+		want(f.BackoffMax >= f.Backoff, "--backoff-max", f.BackoffMax, "at least that of --backoff (%v)", f.Backoff)
+	}
+	for _, d := range []*time.Duration{&f.Grace, &f.Backoff, &f.BackoffMax} {
+		if *d == 0 {
+			*d = 1 // in a Config 0 is the default
+		}
+	}
+	return errors.Join(bad...)
 }
 
 // signals are those that this process gets, from before the ranks are there.

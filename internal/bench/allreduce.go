@@ -34,8 +34,13 @@ const (
 
 // AllReduce times an all_reduce of int64 as one rank sees it.
 func AllReduce(ctx context.Context, o Options, cfg AllReduceConfig) (*Result, error) {
-	if cfg.Ranks < 1 || cfg.Bytes < 8 || cfg.Bytes%8 != 0 || cfg.N < 1 {
-		return nil, fmt.Errorf("bench: all_reduce of %d bytes on %d ranks, %d times: want a multiple of 8 bytes and numbers from 1", cfg.Bytes, cfg.Ranks, cfg.N)
+	var c checks
+	c.ranks(cfg.Ranks, 1)
+	c.that(8 <= cfg.Bytes && cfg.Bytes <= 1<<30 && cfg.Bytes%8 == 0, "bytes", cfg.Bytes, "a multiple of 8 from 8 to 1GiB")
+	c.number("n", cfg.N, 1, most)
+	c.links(cfg.Links)
+	if err := c.err(); err != nil {
+		return nil, err
 	}
 	res := newResult("allreduce", cfg, "%d ranks, %s, links %s", cfg.Ranks, sizeText(int64(cfg.Bytes)), cfg.Links)
 	worst, err := timed(ctx, o, res, cfg.Ranks, rankArgs{Program: "allreduce", Links: cfg.Links, N: cfg.N, Bytes: cfg.Bytes})

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -72,34 +73,47 @@ func TestFailoverNeedsPoints(t *testing.T) {
 	require.ErrorContains(t, err, "go build -tags faultpoint ./cmd/serry")
 }
 
+// Each error names the flag, its value and what is wanted.
 func TestBadNumbersAreRefused(t *testing.T) {
 	o, ctx := options(t), context.Background()
-	for name, err := range map[string]func() error{
-		"bytes": func() error {
-			_, err := AllReduce(ctx, o, AllReduceConfig{Ranks: 2, Bytes: 9, N: 1})
-			return err
-		},
-		"ranks": func() error {
-			_, err := AllReduce(ctx, o, AllReduceConfig{Bytes: 8, N: 1})
-			return err
-		},
-		"topk":  func() error { c := EPDefaults(); c.Shape.TopK = 17; _, err := EP(ctx, o, c); return err },
-		"join":  func() error { c := JoinDefaults(); c.Ranks = 2; _, err := Join(ctx, o, c); return err },
-		"for":   func() error { _, err := Idle(ctx, o, IdleConfig{Ranks: 1}); return err },
-		"kills": func() error { c := FailoverDefaults(); c.Kills = 0; return c.check() },
-		"point": func() error { c := FailoverDefaults(); c.Points = []string{"join.hello"}; return c.check() },
-		"part":  func() error { _, err := All(ctx, o, 2); return err },
+	allReduce := func(change func(*AllReduceConfig)) error {
+		c := AllReduceDefaults()
+		change(&c)
+		_, err := AllReduce(ctx, o, c)
+		return err
+	}
+	for want, err := range map[string]func() error{
+		"--bytes 9: want a multiple of 8":      func() error { return allReduce(func(c *AllReduceConfig) { c.Bytes = 9 }) },
+		"--ranks 0: want a number from 1":      func() error { return allReduce(func(c *AllReduceConfig) { c.Ranks = 0 }) },
+		"--ranks 9999: want a number from 1":   func() error { return allReduce(func(c *AllReduceConfig) { c.Ranks = 9999 }) },
+		"--n -3: want a number from 1":         func() error { return allReduce(func(c *AllReduceConfig) { c.N = -3 }) },
+		"--links rope: want auto or tcp":       func() error { return allReduce(func(c *AllReduceConfig) { c.Links = "rope" }) },
+		"--topk 17: want a number from 1":      func() error { c := EPDefaults(); c.Shape.TopK = 17; _, err := EP(ctx, o, c); return err },
+		"--tokens 0: want a number from 1":     func() error { c := EPDefaults(); c.Shape.Tokens = 0; _, err := EP(ctx, o, c); return err },
+		"--replicas 5: want a number from 1":   func() error { c := EPDefaults(); c.Shape.Replicas = 5; _, err := EP(ctx, o, c); return err },
+		"--ranks 2: want a number from 3":      func() error { c := JoinDefaults(); c.Ranks = 2; _, err := Join(ctx, o, c); return err },
+		"--replicas 1: want a number from 2":   func() error { c := JoinDefaults(); c.Shape.Replicas = 1; _, err := Join(ctx, o, c); return err },
+		"--for 0s: want a time from 1ms":       func() error { _, err := Idle(ctx, o, IdleConfig{Ranks: 1, Links: "auto"}); return err },
+		"--kills 0: want a number from 1":      func() error { c := FailoverDefaults(); c.Kills = 0; return c.check() },
+		"--pace -1s: want a time from 0 to 1s": func() error { c := FailoverDefaults(); c.Pace = -time.Second; return c.check() },
+		`--points "join.hello": want points`:   func() error { c := FailoverDefaults(); c.Points = []string{"join.hello"}; return c.check() },
+		"--part 2: want more than 0":           func() error { _, err := All(ctx, o, 2); return err },
+		"--part NaN: want more than 0":         func() error { _, err := All(ctx, o, math.NaN()); return err },
 	} {
-		require.ErrorContains(t, err(), "bench: ", name)
+		var usage *UsageError
+		require.ErrorAs(t, err(), &usage, want)
+		require.ErrorContains(t, usage, want)
+		require.NotContains(t, usage.Error(), "\n", "the only one")
 	}
 }
 
 // A rank that cannot start ends the measurement with what it said.
 func TestRankFails(t *testing.T) {
-	c := AllReduceConfig{Ranks: 2, Bytes: 8, Links: "string", N: 1}
-	_, err := AllReduce(t.Context(), options(t), c)
+	c, o := AllReduceDefaults(), options(t)
+	o.Profile = "/nowhere/at/all"
+	_, err := AllReduce(t.Context(), o, c)
 	require.ErrorContains(t, err, "ended")
-	require.ErrorContains(t, err, "string")
+	require.ErrorContains(t, err, o.Profile)
 }
 
 func TestAll(t *testing.T) {

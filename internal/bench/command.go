@@ -2,15 +2,14 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/serry-project/serry/internal/faultpoint"
 
@@ -27,11 +26,13 @@ func Command() *cobra.Command {
 
 Times are written with their median, 99th percentile, mean and maximum. Where the project asks for a time, the
 result is held against it; a time that is missed changes no exit code, because a busy machine misses it too. A
-promise that is not kept (a wrong result, a hang, a wrong rank blamed) is a violation, and the exit code is 1.`,
-		Args: cobra.NoArgs,
+promise that is not kept (a wrong result, a hang, a wrong rank blamed) is a violation, and the exit code is 1.
+
+Other exit codes: 1 if a measurement fails, 2 for a wrong command line, 130 after Ctrl-C, 143 after SIGTERM, 129
+after SIGHUP.`,
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&c.json, "json", "", "write the result as JSON to this file (-: stdout, instead of the table)")
+	f.StringVar(&c.json, "json", "", "write the result as JSON to this file, at the end (-: stdout, instead of the table)")
 	f.BoolVarP(&c.quiet, "quiet", "q", false, "no progress on stderr")
 	f.StringVar(&c.o.Profile, "profile", "", "write a CPU profile of each rank into this directory (allreduce, ep)")
 	f.StringVar(&c.o.Keep, "keep", "", "write what ranks said, and their goroutines, into this directory when something goes wrong")
@@ -52,6 +53,7 @@ func rankCommand() *cobra.Command {
 type command struct {
 	o     Options
 	json  string
+	file  *resultFile // of json
 	quiet bool
 }
 
@@ -61,11 +63,24 @@ func (c *command) sub(use, short, long string, run func(ctx context.Context) ([]
 		Use: use, Short: short, Long: long, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			exe, err := os.Executable()
 			if err != nil {
 				return err
+			}
+			for flag, dir := range map[string]string{"profile": c.o.Profile, "keep": c.o.Keep} {
+				if dir != "" {
+					if err := os.MkdirAll(dir, 0o755); err != nil {
+						return fmt.Errorf("--%s: %w", flag, err)
+					}
+				}
+			}
+			if c.json != "" && c.json != "-" {
+				if c.file, err = openResult(c.json); err != nil {
+					return err
+				}
+				defer c.file.giveUp()
 			}
 			path := strings.Fields(cmd.Parent().CommandPath())[1:]
 			c.o.Self = append(append([]string{exe}, path...), "rank")
@@ -73,14 +88,47 @@ func (c *command) sub(use, short, long string, run func(ctx context.Context) ([]
 				c.o.Progress = cmd.ErrOrStderr()
 			}
 			rs, err := run(ctx)
-			if err != nil && ctx.Err() != nil {
-				return errors.New("interrupted")
+			var i *Interrupted
+			if err != nil && errors.As(context.Cause(ctx), &i) {
+				return i
 			}
 			if err != nil {
 				return err
 			}
 			return c.finish(cmd.OutOrStdout(), rs, use == "all")
 		},
+	}
+}
+
+// Interrupted is a measurement that a signal has ended.
+type Interrupted struct{ Signal syscall.Signal }
+
+func (e *Interrupted) Error() string { return fmt.Sprintf("interrupted (%v)", e.Signal) }
+
+// ExitStatus is that of a shell for a program which the signal has ended.
+func (e *Interrupted) ExitStatus() int { return 128 + int(e.Signal) }
+
+// untilSignal returns a context that the first signal to end ends, with an Interrupted as its cause. The second one ends
+// the process.
+func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	want := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		want = append(want, syscall.SIGHUP)
+	}
+	got := make(chan os.Signal, 1)
+	signal.Notify(got, want...)
+	go func() {
+		select {
+		case sig := <-got:
+			signal.Stop(got)
+			cancel(&Interrupted{sig.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(got)
+		cancel(nil)
 	}
 }
 
@@ -102,7 +150,17 @@ func (c *command) finish(w io.Writer, rs []*Result, all bool) error {
 		}
 	}
 	if c.json != "" {
-		if err := writeJSON(c.json, w, doc); err != nil {
+		b, err := json.MarshalIndent(doc, "", "  ")
+		if err != nil {
+			return err
+		}
+		b = append(b, '\n')
+		if c.json == "-" {
+			_, err = w.Write(b)
+		} else {
+			err = c.file.write(b)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -217,22 +275,23 @@ func (c *command) idle() *cobra.Command {
 }
 
 func (c *command) all() *cobra.Command {
-	part := 1.0
+	fraction := 1.0
 	cmd := c.sub("all", "Run everything that the project asks a time for", `Run every measurement with its defaults and list what was asked for and what was measured.`,
-		func(ctx context.Context) ([]*Result, error) { return All(ctx, c.o, part) })
-	cmd.Flags().Float64Var(&part, "part", part, "this part of the calls, kills, replacements and seconds, for a quick look (0 to 1)")
+		func(ctx context.Context) ([]*Result, error) { return All(ctx, c.o, fraction) })
+	cmd.Flags().Float64Var(&fraction, "part", fraction, "this part of the calls, kills, replacements and seconds, for a quick look (above 0, up to 1)")
 	return cmd
 }
 
 // All runs every measurement with a part of its default number of samples. What this binary cannot run is skipped.
-func All(ctx context.Context, o Options, part float64) ([]*Result, error) {
-	if part <= 0 || part > 1 {
-		return nil, fmt.Errorf("bench: --part %v: want more than 0, at most 1", part)
+func All(ctx context.Context, o Options, fraction float64) ([]*Result, error) {
+	var bad checks
+	bad.that(0 < fraction && fraction <= 1, "part", fraction, "more than 0, at most 1") // not so for NaN
+	if err := bad.err(); err != nil {
+		return nil, err
 	}
-	n := func(n int) int { return max(1, int(float64(n)*part)) }
 	a, e, f, j, i := AllReduceDefaults(), EPDefaults(), FailoverDefaults(), JoinDefaults(), IdleDefaults()
-	i.For = time.Duration(float64(i.For) * part)
-	a.N, e.N, f.Kills, j.N = n(a.N), n(e.N), n(f.Kills), n(j.N)
+	i.For = partOf(i.For, fraction)
+	a.N, e.N, f.Kills, j.N = part(a.N, fraction), part(e.N, fraction), part(f.Kills, fraction), part(j.N, fraction)
 	var rs []*Result
 	for _, run := range []func() (*Result, error){
 		func() (*Result, error) { return AllReduce(ctx, o, a) },
@@ -256,26 +315,4 @@ func All(ctx context.Context, o Options, part float64) ([]*Result, error) {
 		rs = append(rs, r)
 	}
 	return rs, nil
-}
-
-// size is a flag: a number of bytes, with KiB, MiB or GiB if wanted.
-type size int64
-
-func (s *size) String() string { return strings.ReplaceAll(sizeText(int64(*s)), " ", "") }
-
-func (s *size) Type() string { return "bytes" }
-
-func (s *size) Set(text string) error {
-	unit := int64(1)
-	for name, u := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
-		if rest, ok := strings.CutSuffix(text, name); ok {
-			text, unit = strings.TrimSpace(rest), u
-		}
-	}
-	n, err := strconv.ParseInt(strings.TrimSuffix(text, "B"), 10, 64)
-	if err != nil || n < 0 || n > 1<<40/unit {
-		return errors.New("want a number of bytes, such as 8, 64KiB, 256MiB or 1GiB")
-	}
-	*s = size(n * unit)
-	return nil
 }

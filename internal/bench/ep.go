@@ -23,13 +23,6 @@ type shape struct {
 	Replicas int `json:"replicas"`
 }
 
-func (s shape) check(ranks int) error {
-	if s.Tokens < 1 || s.Hidden < 1 || s.TopK < 1 || s.TopK > s.Experts || s.Replicas < 1 || s.Replicas > ranks {
-		return fmt.Errorf("bench: a step of %+v on %d ranks: want numbers from 1, topk <= experts, replicas <= ranks", s, ranks)
-	}
-	return nil
-}
-
 // EPConfig is what to time.
 type EPConfig struct {
 	Ranks int    `json:"ranks"`
@@ -52,7 +45,12 @@ const (
 
 // EP times dispatch and combine with experts that give back what they get.
 func EP(ctx context.Context, o Options, cfg EPConfig) (*Result, error) {
-	if err := cfg.Shape.check(cfg.Ranks); err != nil {
+	var c checks
+	c.ranks(cfg.Ranks, 1)
+	c.number("n", cfg.N, 1, most)
+	c.links(cfg.Links)
+	c.shape(cfg.Shape, cfg.Ranks, 1)
+	if err := c.err(); err != nil {
 		return nil, err
 	}
 	s := cfg.Shape

@@ -72,11 +72,11 @@ func (k Kill) where() string { return fmt.Sprintf("%s %s (pass %d)", k.Phase, k.
 // Failover kills ranks while all run steps, and measures from the kill until the last survivor has completed its first
 // step without the dead rank. Each is replaced before the next is killed.
 func Failover(ctx context.Context, o Options, cfg FailoverConfig) (*Result, error) {
-	if !faultpoint.Enabled {
-		return nil, ErrNoFaultpoints
-	}
 	if err := cfg.check(); err != nil {
 		return nil, err
+	}
+	if !faultpoint.Enabled {
+		return nil, ErrNoFaultpoints
 	}
 	res := newResult("failover", cfg, "%d ranks, %d kills, %s resident in the victim, links %s; from the kill to the last survivor's first step without it",
 		cfg.Ranks, cfg.Kills, sizeText(cfg.Resident), cfg.Links)
@@ -99,18 +99,17 @@ func Failover(ctx context.Context, o Options, cfg FailoverConfig) (*Result, erro
 }
 
 func (c *FailoverConfig) check() error {
-	if err := c.Shape.check(c.Ranks); err != nil {
-		return err
-	}
-	if c.Ranks < 3 || c.Kills < 1 || c.Shape.Replicas < 2 {
-		return fmt.Errorf("bench: failover of %d ranks, %d kills, %d replicas: want at least 3 ranks, 1 kill, 2 replicas of each expert", c.Ranks, c.Kills, c.Shape.Replicas)
-	}
+	var bad checks
+	bad.ranks(c.Ranks, 3)
+	bad.number("kills", c.Kills, 1, most)
+	bad.that(0 <= c.Resident && c.Resident <= 64<<30, "resident", sizeText(c.Resident), "at most 64 GiB")
+	bad.that(0 <= c.Pace && c.Pace <= hang/5, "pace", c.Pace, "a time from 0 to %v, or a pause looks like a hang", hang/5)
 	for _, p := range c.Points {
-		if !slices.Contains(FailoverPoints(), p) {
-			return fmt.Errorf("bench: no step passes a point %q; want some of %s", p, strings.Join(FailoverPoints(), ","))
-		}
+		bad.that(slices.Contains(FailoverPoints(), p), "points", fmt.Sprintf("%q", p), "points that a step passes: %s", strings.Join(FailoverPoints(), ","))
 	}
-	return nil
+	bad.links(c.Links)
+	bad.shape(c.Shape, c.Ranks, 2)
+	return bad.err()
 }
 
 type failover struct {

@@ -20,8 +20,12 @@ func IdleDefaults() IdleConfig {
 
 // Idle adds up the processor time of ranks that have joined, opened an ep.Buffer, and do nothing.
 func Idle(ctx context.Context, o Options, cfg IdleConfig) (*Result, error) {
-	if cfg.Ranks < 1 || cfg.For <= 0 {
-		return nil, fmt.Errorf("bench: %d idle ranks for %v: want at least one, and some time", cfg.Ranks, cfg.For)
+	var bad checks
+	bad.ranks(cfg.Ranks, 1)
+	bad.links(cfg.Links)
+	bad.that(cfg.For >= time.Millisecond, "for", cfg.For, "a time from 1ms")
+	if err := bad.err(); err != nil {
+		return nil, err
 	}
 	res := newResult("idle", cfg, "%d ranks, links %s, processor time in %v", cfg.Ranks, cfg.Links, cfg.For)
 	c, err := newCrew(ctx, o)

@@ -23,11 +23,13 @@ func JoinDefaults() JoinConfig {
 // Join kills a rank, starts a process for its place, and times that from its call of pg.Join to the end of its first
 // step. The others run steps all the time.
 func Join(ctx context.Context, o Options, cfg JoinConfig) (*Result, error) {
-	if err := cfg.Shape.check(cfg.Ranks); err != nil {
+	var bad checks
+	bad.ranks(cfg.Ranks, 3)
+	bad.number("n", cfg.N, 1, most)
+	bad.links(cfg.Links)
+	bad.shape(cfg.Shape, cfg.Ranks, 2)
+	if err := bad.err(); err != nil {
 		return nil, err
-	}
-	if cfg.Ranks < 3 || cfg.N < 1 || cfg.Shape.Replicas < 2 {
-		return nil, fmt.Errorf("bench: join with %d ranks, %d times, %d replicas: want at least 3 ranks, once, 2 replicas of each expert", cfg.Ranks, cfg.N, cfg.Shape.Replicas)
 	}
 	res := newResult("join", cfg, "%d ranks, links %s; a replacement, from its call of Join to the end of its first step", cfg.Ranks, cfg.Links)
 	c, err := newCrew(ctx, o)

@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -22,7 +23,12 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "bench" {
 		c := Command()
 		c.SetArgs(os.Args[2:])
-		if c.Execute() != nil {
+		err := c.Execute()
+		var known interface{ ExitStatus() int }
+		switch {
+		case errors.As(err, &known):
+			os.Exit(known.ExitStatus())
+		case err != nil:
 			os.Exit(1)
 		}
 		os.Exit(0)

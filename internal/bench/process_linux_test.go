@@ -41,7 +41,7 @@ func nobody(words ...string) error {
 
 // serry bench, killed in every way, leaves no process, and unless it is SIGKILL no directory.
 func TestNothingIsLeftWhenKilled(t *testing.T) {
-	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
 			dir := t.TempDir()
 			exe, err := os.Executable()
@@ -58,7 +58,7 @@ func TestNothingIsLeftWhenKilled(t *testing.T) {
 			require.Error(t, err)
 			require.NoError(t, nobody(dir))
 			if sig != syscall.SIGKILL {
-				require.Equal(t, 1, cmd.ProcessState.ExitCode())
+				require.Equal(t, 128+int(sig), cmd.ProcessState.ExitCode())
 				require.Contains(t, said.String(), "interrupted")
 				require.Empty(t, ls(t, dir))
 			}

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -147,18 +146,4 @@ func printBars(w io.Writer, rs []*Result) {
 	}
 	fmt.Fprintf(t, "violations\t0\t%d\t%s\n", bad, verdict(bad == 0))
 	_ = t.Flush()
-}
-
-// writeJSON writes one result, or several, to a file ("-": w).
-func writeJSON(name string, w io.Writer, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	b = append(b, '\n')
-	if name == "-" {
-		_, err = w.Write(b)
-		return err
-	}
-	return os.WriteFile(name, b, 0o644)
 }

@@ -89,9 +89,14 @@ func TestTables(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "x.json")
-	text, err := run(t, &command{json: file}, false, sample()[0])
+	c := &command{json: file}
+	var err error
+	c.file, err = openResult(file)
+	require.NoError(t, err)
+	text, err := run(t, c, false, sample()[0])
 	require.NoError(t, err)
 	require.NotEmpty(t, text)
+	c.file.giveUp() // which changes nothing any more
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	var r Result
@@ -102,6 +107,32 @@ func TestJSON(t *testing.T) {
 	var rs []Result
 	require.NoError(t, json.Unmarshal([]byte(text), &rs), "nothing but JSON on stdout")
 	require.Len(t, rs, 2)
+}
+
+// A file that cannot be written is refused before the measurement; one that is there keeps what it holds until the end.
+func TestJSONFile(t *testing.T) {
+	dir := t.TempDir()
+	for _, bad := range []string{dir, filepath.Join(dir, "no", "x.json")} {
+		cmd := Command()
+		cmd.SilenceErrors = true
+		cmd.SetArgs([]string{"allreduce", "--json", bad, "--n", "1000000000"})
+		require.ErrorContains(t, cmd.Execute(), "--json: open "+bad)
+	}
+	old := filepath.Join(dir, "old.json")
+	require.NoError(t, os.WriteFile(old, []byte(strings.Repeat("old", 999)), 0o600))
+	for _, name := range []string{old, filepath.Join(dir, "new.json")} {
+		cmd := Command()
+		cmd.SilenceErrors = true
+		cmd.SetArgs([]string{"allreduce", "--json", name, "--ranks", "0"})
+		require.ErrorContains(t, cmd.Execute(), "--ranks 0")
+	}
+	require.Equal(t, []string{"old.json"}, ls(t, dir))
+	f, err := openResult(old)
+	require.NoError(t, err)
+	require.NoError(t, f.write([]byte("new")))
+	b, err := os.ReadFile(old)
+	require.NoError(t, err)
+	require.Equal(t, "new", string(b))
 }
 
 func TestHelp(t *testing.T) {

@@ -76,6 +76,9 @@ func (e *UsageError) Error() string { return e.Err.Error() }
 // Unwrap returns all that is wrong, joined.
 func (e *UsageError) Unwrap() error { return e.Err }
 
+// ExitStatus is that of a command line which is wrong.
+func (e *UsageError) ExitStatus() int { return 2 }
+
 // StartError is a program that cannot be started.
 type StartError struct {
 	Code int // as a shell has it: 127 if it is not there, 126 if it is and cannot be run
@@ -86,6 +89,9 @@ func (e *StartError) Error() string { return e.Err.Error() }
 
 // Unwrap returns what the system said.
 func (e *StartError) Unwrap() error { return e.Err }
+
+// ExitStatus is the Code.
+func (e *StartError) ExitStatus() int { return e.Code }
 
 func startError(err error) *StartError {
 	code := 126
@@ -179,7 +185,7 @@ func (c *Config) fillRendezvous() error {
 	case n == 0 && (c.Nodes > 1 || external):
 		return fmt.Errorf("rendezvous %s: port 0 is for one node alone, the others must know the port", c.Rendezvous)
 	case external && c.RunID == "":
-		return fmt.Errorf("rendezvous %s: a rendezvous that outlives a run needs a run id, new for each run", c.Rendezvous)
+		return fmt.Errorf("rendezvous %s: a rendezvous that outlives a run needs a run id (--run-id), new for each run", c.Rendezvous)
 	}
 	return nil
 }
