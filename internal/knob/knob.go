@@ -108,8 +108,9 @@ func List() []Setting {
 	return all
 }
 
-// Check returns an error for each variable that cannot be used, and for each
-// SERRY_ variable that no knob has: a misspelt name would otherwise do nothing.
+// Check returns an error for each variable that cannot be used, alone or with
+// the others, and for each SERRY_ variable that no knob has: a misspelt name
+// would otherwise do nothing.
 func Check() []error {
 	var errs []error
 	for _, s := range List() {
@@ -117,14 +118,36 @@ func Check() []error {
 			errs = append(errs, s.Err)
 		}
 	}
-	return append(errs, unknown(os.Environ())...)
+	return append(append(errs, together()...), unknown(os.Environ())...)
+}
+
+// together returns what is wrong with values that can be used alone.
+func together() []error {
+	every, err := Heartbeat.Get()
+	limit, limitSet, err2 := HeartbeatLimit.Lookup()
+	if err != nil || err2 != nil || limit >= 2*every {
+		return nil
+	}
+	e := &Error{HeartbeatLimit.name, limit.String(), fmt.Sprintf("at least twice %s, which is %v", Heartbeat.name, every)}
+	if !limitSet { // so the other is
+		e = &Error{Heartbeat.name, every.String(), fmt.Sprintf("at most half of %s, which is %v", HeartbeatLimit.name, limit)}
+	}
+	return []error{e}
+}
+
+// reserved begin the variables by which tests talk to the processes that they
+// start, which may read the environment as any rank.
+var reserved = []string{prefix + "TEST_", prefix + "HARNESS_"}
+
+func isReserved(name string) bool {
+	return slices.ContainsFunc(reserved, func(r string) bool { return strings.HasPrefix(name, r) })
 }
 
 func unknown(environ []string) []error {
 	var errs []error
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, prefix) && !has(name) {
+		if strings.HasPrefix(name, prefix) && !has(name) && !isReserved(name) {
 			errs = append(errs, fmt.Errorf("knob: %s is set and means nothing: see serry env for the names", name))
 		}
 	}

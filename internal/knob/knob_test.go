@@ -132,8 +132,25 @@ func TestBadValuesNameAllThree(t *testing.T) {
 	}
 }
 
+// Values that can be used alone, but not with each other.
+func TestValuesTogether(t *testing.T) {
+	bare(t)
+	require.Empty(t, together())
+	t.Setenv("SERRY_HEARTBEAT", "600ms")
+	require.EqualError(t, together()[0], `knob: SERRY_HEARTBEAT="600ms": want at most half of SERRY_HEARTBEAT_LIMIT, which is 1s`)
+	t.Setenv("SERRY_HEARTBEAT_LIMIT", "1.1s")
+	require.EqualError(t, together()[0], `knob: SERRY_HEARTBEAT_LIMIT="1.1s": want at least twice SERRY_HEARTBEAT, which is 600ms`)
+	require.Equal(t, together(), Check())
+	t.Setenv("SERRY_HEARTBEAT_LIMIT", "1.2s")
+	require.Empty(t, together())
+	t.Setenv("SERRY_HEARTBEAT_LIMIT", "soon")
+	require.Len(t, Check(), 1, "said once")
+}
+
 func TestMisspeltNames(t *testing.T) {
-	errs := unknown([]string{"SERRY_LOG=info", "SERRY_LOOG=info", "PATH=x", "SERRY_A=1"})
+	errs := unknown([]string{
+		"SERRY_LOG=info", "SERRY_LOOG=info", "PATH=x", "SERRY_A=1", "SERRY_TEST_PYTHON=x", "SERRY_HARNESS_ARGS=x",
+	})
 	require.Len(t, errs, 2)
 	require.EqualError(t, errs[1], "knob: SERRY_LOOG is set and means nothing: see serry env for the names")
 	require.NotPanics(t, func() { Check() })
