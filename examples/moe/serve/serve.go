@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -27,7 +28,6 @@ type Config struct {
 	Sampling Sampling
 	Replicas int // of each expert (default 2)
 	Rows     int // rows of one rank in a step: prompts are read in pieces of what is left (default 32)
-	Joins    int // do not end before so many replacements have entered, even if everything is answered
 }
 
 // fill sets defaults and says what is wrong.
@@ -56,11 +56,11 @@ func (c *Config) most(m *model.Model, req int) int {
 
 // Event is something that happened, for who watches. Which fields it has beside Rank, Step and Time, by Kind:
 //
-//	token    Request, Pos, Token (0: the end of the text), Hash, Lost: one agreed byte, from the rank that made it. Who
-//	         takes a request over gives its last byte again: who made it may have died before it could say so
+//	token    Request, Pos, Token (0: the end of the text), Hash, Lost: one agreed byte, from the rank that made it. A
+//	         request's next owner gives its last byte again: who made it may have died before it could say so
 //	step     Epoch, Active: the first step of an epoch is complete here
-//	taken    Epoch, Requests: those whose owner was gone, alike on all ranks
-//	answer   Request, Answer: all of it, as every rank knows it when everything is answered
+//	taken    From, Requests: those of a rank that is gone, alike on all ranks; Epoch of the last step, 0 for a newcomer
+//	answer   Request, Answer: all of it, from every rank as soon as everything is answered
 //	done     Stats: the last event
 type Event struct {
 	Kind     string  `json:"kind"`
@@ -73,6 +73,7 @@ type Event struct {
 	Hash     uint64  `json:"hash,omitempty"` // of the logits' bits
 	Lost     float64 `json:"lost_mass,omitempty"`
 	Epoch    uint64  `json:"epoch,omitempty"`
+	From     int     `json:"from,omitempty"`
 	Active   []int   `json:"active,omitempty"`
 	Requests []int   `json:"requests,omitempty"`
 	Answer   *Answer `json:"answer,omitempty"`
@@ -136,6 +137,8 @@ type server struct {
 	batch  *model.Batch
 	stats  Stats
 	epoch  uint64 // of the last step
+	end    <-chan struct{}
+	told   bool // all answers
 
 	rows                  []model.Row
 	last                  []lastRow // rows whose logits are wanted
@@ -150,12 +153,14 @@ type server struct {
 // lastRow is a row whose logits give a request's next byte.
 type lastRow struct{ row, req int }
 
-// Run serves all prompts to their end as one rank of the world. out is called on this goroutine.
-func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(Event)) error {
+// Run serves all prompts to their end as one rank of the world. When everything is answered the ranks stay, so that a
+// replacement finds them, until end is closed on any of them; nil is closed. out is called on this goroutine.
+func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, end <-chan struct{}, out func(Event)) error {
 	s, err := open(ctx, w, m, cfg, out)
 	if err != nil {
 		return err
 	}
+	s.end = end
 	for fresh := w.Joined().Replacement; ; fresh = false {
 		came := fresh
 		if !fresh { // a newcomer stands in the Boundary of its first step already
@@ -171,8 +176,11 @@ func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(
 			}
 		}
 		s.assign()
-		if s.st.answered() && s.st.joins >= cfg.Joins && !came { // who came makes a step
-			break
+		if s.st.answered() {
+			s.tell()
+			if s.st.ending && !came { // who came makes a step
+				break
+			}
 		}
 		if err := s.step(ctx); err != nil {
 			return fmt.Errorf("step %d: %w", s.st.step, err)
@@ -182,11 +190,32 @@ func Run(ctx context.Context, w *pg.World, m *model.Model, cfg Config, out func(
 	for _, l := range w.Links() {
 		s.stats.SocketBytes += l.Out
 	}
+	s.emit(Event{Kind: "done", Stats: &s.stats})
+	return nil
+}
+
+// tell gives all answers, once.
+func (s *server) tell() {
+	if s.told {
+		return
+	}
+	s.told = true
 	for i := range s.st.requests {
 		s.emit(Event{Kind: "answer", Request: i, Answer: &s.st.requests[i].Answer})
 	}
-	s.emit(Event{Kind: "done", Stats: &s.stats})
-	return nil
+}
+
+// ended says that this rank is told to end.
+func (s *server) ended() bool {
+	if s.end == nil {
+		return true
+	}
+	select {
+	case <-s.end:
+		return true
+	default:
+		return false
+	}
 }
 
 // open makes the group of the experts, or finds it, and the state to begin with.
@@ -279,13 +308,12 @@ func (s *server) enter(ctx context.Context, fresh bool) error {
 
 // assign gives requests to ranks.
 func (s *server) assign() {
-	taken := s.st.assign()
-	if len(taken) == 0 {
-		return
+	taken, got := s.st.assign(s.w.Rank())
+	for _, from := range slices.Sorted(maps.Keys(taken)) {
+		s.emit(Event{Kind: "taken", Epoch: s.epoch, From: from, Requests: taken[from]})
 	}
-	s.emit(Event{Kind: "taken", Epoch: s.epoch, Requests: taken})
-	for _, i := range taken {
-		if r := &s.st.requests[i]; r.Owner == s.w.Rank() && len(r.Hashes) > 0 {
+	for _, i := range got {
+		if r := &s.st.requests[i]; len(r.Hashes) > 0 {
 			pos := len(r.Hashes) - 1
 			s.emit(Event{Kind: "token", Request: i, Pos: pos, Token: int(r.Text[pos]), Hash: r.Hashes[pos]})
 		}
@@ -300,16 +328,18 @@ func (s *server) emit(e Event) {
 // agree makes the step's bytes known to all and applies them. What a lost rank had is not there; its requests go on with
 // another owner from what was agreed before.
 //
-// A rank contributes the number of its bytes (4), then for each {request (4), byte (4), hash (8), lost mass (8)}.
+// A rank contributes the number of its bytes (4) and whether it is told to end (4), then for each byte
+// {request (4), byte (4), hash (8), lost mass (8)}.
 func (s *server) agree(ctx context.Context, logits []float32) error {
-	const record = 24
+	const head, record = 8, 24
 	le, v, n := binary.LittleEndian, s.m.Vocab, len(s.cfg.Prompts)
-	each := 4 + record*n
+	each := head + record*n
 	mine, all := grow(&s.mine, each), grow(&s.gather, each*s.w.Size())
 	clear(mine)
 	le.PutUint32(mine, uint32(len(s.last)))
+	mine[4] = bit(s.ended())
 	for i, l := range s.last {
-		lg, b := logits[l.row*v:(l.row+1)*v], mine[4+i*record:]
+		lg, b := logits[l.row*v:(l.row+1)*v], mine[head+i*record:]
 		le.PutUint32(b, uint32(l.req))
 		b[4] = s.cfg.Sampling.pick(lg, l.req, len(s.st.requests[l.req].Text))
 		le.PutUint64(b[8:], hash(lg))
@@ -330,7 +360,8 @@ func (s *server) agree(ctx context.Context, logits []float32) error {
 		if count > uint32(n) {
 			return fmt.Errorf("serve: rank %d gives %d bytes for %d requests", r, count, n)
 		}
-		for b = b[4:]; count > 0; count-- {
+		s.st.ending = s.st.ending || b[4] != 0
+		for b = b[head:]; count > 0; count-- {
 			t := token{int(le.Uint32(b)), b[4], le.Uint64(b[8:]), math.Float64frombits(le.Uint64(b[16:]))}
 			if err := s.applied(r, t); err != nil {
 				return err

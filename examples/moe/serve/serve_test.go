@@ -59,7 +59,7 @@ func serveAll(t *testing.T, n int, links string, cfgs ...Config) ([][]Answer, er
 				return err
 			}
 			defer w.Close()
-			err = Run(ctx, w, m, cfg, func(e Event) {
+			err = Run(ctx, w, m, cfg, nil, func(e Event) {
 				if e.Kind == "answer" {
 					ends[r] = append(ends[r], *e.Answer)
 				}

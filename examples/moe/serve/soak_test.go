@@ -10,22 +10,15 @@ import (
 // Again and again a rank dies at any moment, also one that has just come, and is replaced.
 func TestSoak(t *testing.T) {
 	cfg := testConfig(400)
-	cfg.Joins = 15
 	want := reference(t, cfg)
 	for _, links := range []string{"auto", "tcp"} {
 		t.Run(links, func(t *testing.T) {
 			c := startCluster(t, 4, links, cfg)
 			c.bytes(20)
-			for range cfg.Joins {
+			for range 15 {
 				victim := rand.IntN(4)
-				var rest []int
-				for r := range 4 {
-					if r != victim {
-						rest = append(rest, r)
-					}
-				}
 				c.kill(victim)
-				c.survived(rest...)
+				c.survived(c.alive()...)
 				c.start(victim, true)
 				c.survived(0, 1, 2, 3)
 			}

@@ -14,16 +14,16 @@ type request struct {
 	Owner int // slot, nobody or gone
 }
 
-// No owner.
-const (
-	nobody = -1 // yet
-	gone   = -2 // it died
-)
+// nobody owns a request yet.
+const nobody = -1
+
+// gone is the owner of what belonged to an earlier process of a slot.
+func gone(slot int) int { return -2 - slot }
 
 // state is what all ranks agree on between two steps. Its methods are pure: they make the same of the same on every rank.
 type state struct {
 	step     uint64
-	joins    int   // replacements that have entered
+	ending   bool  // some rank was told to end
 	active   []int // slots, ascending
 	requests []request
 }
@@ -40,30 +40,35 @@ func newState(n int, active []int) *state {
 // others before them.
 func (s *state) enter(active, fresh []int) {
 	s.active = active
-	s.joins += len(fresh)
 	for i := range s.requests {
 		if r := &s.requests[i]; slices.Contains(fresh, r.Owner) {
-			r.Owner = gone
+			r.Owner = gone(r.Owner)
 		}
 	}
 }
 
 // assign gives every unfinished request a living owner: first those without one, to who has the fewest (the lowest slot on
-// a tie), then from who has two more than another to that one. It returns the requests whose owner was gone.
-func (s *state) assign() (taken []int) {
-	load := map[int]int{}
+// a tie), then from who has two more than another to that one. It returns the requests whose owner was gone, by its slot,
+// and those that me has got.
+func (s *state) assign(me int) (taken map[int][]int, got []int) {
+	taken = map[int][]int{}
+	load, was := map[int]int{}, make([]int, len(s.requests))
 	for _, a := range s.active {
 		load[a] = 0
 	}
 	for i := range s.requests {
 		r := &s.requests[i]
-		if r.Done {
+		if was[i] = r.Owner; r.Done {
 			continue
 		}
 		if _, lives := load[r.Owner]; lives {
 			load[r.Owner]++
 		} else if r.Owner != nobody {
-			taken = append(taken, i)
+			slot := r.Owner
+			if slot < nobody {
+				slot = gone(slot) // its own inverse
+			}
+			taken[slot] = append(taken[slot], i)
 			r.Owner = nobody
 		}
 	}
@@ -90,7 +95,12 @@ func (s *state) assign() (taken []int) {
 			r.Owner = to
 		}
 	}
-	return taken
+	for i := range s.requests {
+		if r := &s.requests[i]; r.Owner == me && was[i] != me {
+			got = append(got, i)
+		}
+	}
+	return taken, got
 }
 
 // answered says that every request is.
@@ -125,12 +135,12 @@ func (s *state) apply(t token, most int) error {
 
 // encode is what a newcomer gets:
 //
-//	step (8), joins (4), number of active slots (4), slots (4 each), number of requests (4), then each
+//	step (8), ending (1), number of active slots (4), slots (4 each), number of requests (4), then each
 //	{owner (4), done (1), lost (8), length of text (4), number of hashes (4), text, hashes (8 each)}
 func (s *state) encode(b []byte) []byte {
 	le := binary.LittleEndian
 	b = le.AppendUint64(b, s.step)
-	b = le.AppendUint32(b, uint32(s.joins))
+	b = append(b, bit(s.ending))
 	b = le.AppendUint32(b, uint32(len(s.active)))
 	for _, a := range s.active {
 		b = le.AppendUint32(b, uint32(a))
@@ -138,11 +148,7 @@ func (s *state) encode(b []byte) []byte {
 	b = le.AppendUint32(b, uint32(len(s.requests)))
 	for _, r := range s.requests {
 		b = le.AppendUint32(b, uint32(int32(r.Owner)))
-		done := byte(0)
-		if r.Done {
-			done = 1
-		}
-		b = le.AppendUint64(append(b, done), math.Float64bits(r.Lost))
+		b = le.AppendUint64(append(b, bit(r.Done)), math.Float64bits(r.Lost))
 		b = le.AppendUint32(b, uint32(len(r.Text)))
 		b = le.AppendUint32(b, uint32(len(r.Hashes)))
 		b = append(b, r.Text...)
@@ -151,6 +157,13 @@ func (s *state) encode(b []byte) []byte {
 		}
 	}
 	return b
+}
+
+func bit(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // decoder takes numbers off the front of its bytes; what is missing reads as zero, and bad is set.
@@ -171,17 +184,18 @@ func (d *decoder) take(n uint64) []byte {
 	return x
 }
 
+func (d *decoder) bit() bool   { return d.take(1)[0] == 1 }
 func (d *decoder) u32() uint32 { return binary.LittleEndian.Uint32(d.take(4)) }
 func (d *decoder) u64() uint64 { return binary.LittleEndian.Uint64(d.take(8)) }
 
 func decodeState(b []byte) (*state, error) {
 	d := &decoder{b: b}
-	s := &state{step: d.u64(), joins: int(d.u32())}
+	s := &state{step: d.u64(), ending: d.bit()}
 	for n := d.u32(); n > 0 && !d.bad; n-- {
 		s.active = append(s.active, int(d.u32()))
 	}
 	for n := d.u32(); n > 0 && !d.bad; n-- {
-		r := request{Owner: int(int32(d.u32())), Done: d.take(1)[0] == 1}
+		r := request{Owner: int(int32(d.u32())), Done: d.bit()}
 		r.Lost = math.Float64frombits(d.u64())
 		text, hashes := d.u32(), d.u32()
 		r.Text = append(r.Text, d.take(uint64(text))...)

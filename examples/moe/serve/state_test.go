@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 
 // drawState is any state that can come to be: owners that live, are dead, or were never there.
 func drawState(t *rapid.T) *state {
-	s := &state{step: rapid.Uint64().Draw(t, "step"), joins: rapid.IntRange(0, 9).Draw(t, "joins")}
+	s := &state{step: rapid.Uint64().Draw(t, "step"), ending: rapid.Bool().Draw(t, "ending")}
 	for slot := range 8 {
 		if rapid.Bool().Draw(t, "active") {
 			s.active = append(s.active, slot)
@@ -20,7 +21,7 @@ func drawState(t *rapid.T) *state {
 		s.active = []int{rapid.IntRange(0, 7).Draw(t, "only")}
 	}
 	for range rapid.IntRange(0, 20).Draw(t, "requests") {
-		r := request{Owner: rapid.IntRange(gone, 7).Draw(t, "owner"), Done: rapid.Bool().Draw(t, "done")}
+		r := request{Owner: rapid.IntRange(gone(7), 7).Draw(t, "owner"), Done: rapid.Bool().Draw(t, "done")}
 		r.Text = append(r.Text, rapid.SliceOfN(rapid.Byte(), 0, 5).Draw(t, "text")...)
 		r.Hashes = append(r.Hashes, rapid.SliceOfN(rapid.Uint64(), 0, 5).Draw(t, "hashes")...)
 		r.Lost = rapid.Float64().Draw(t, "lost")
@@ -50,9 +51,28 @@ func TestAssign(t *testing.T) {
 			t.Fatal(err)
 		}
 		twin, _ := decodeState(s.encode(nil))
-		taken := s.assign()
-		if again := twin.assign(); !slices.Equal(taken, again) || !slices.Equal(s.encode(nil), twin.encode(nil)) {
+		me := rapid.IntRange(0, 7).Draw(t, "me")
+		from, mine := s.assign(me)
+		again, _ := twin.assign(me + 1)
+		if !maps.EqualFunc(from, again, slices.Equal) || !slices.Equal(s.encode(nil), twin.encode(nil)) {
 			t.Fatal("two ranks assign differently")
+		}
+		var taken, has []int
+		for slot, requests := range from {
+			taken = append(taken, requests...)
+			for _, i := range requests {
+				if was := before.requests[i].Owner; was != slot && was != gone(slot) {
+					t.Fatalf("request %d of %d is said to be of %d", i, was, slot)
+				}
+			}
+		}
+		for i, r := range s.requests {
+			if r.Owner == me && before.requests[i].Owner != me {
+				has = append(has, i)
+			}
+		}
+		if !slices.Equal(mine, has) {
+			t.Fatalf("rank %d has got %v, and is told %v", me, has, mine)
 		}
 		load := s.loads()
 		if len(load) != len(s.active) {
@@ -91,8 +111,8 @@ func TestAssign(t *testing.T) {
 		for i, r := range s.requests {
 			owners[i] = r.Owner
 		}
-		if more := s.assign(); len(more) != 0 {
-			t.Fatalf("taken again: %v", more)
+		if more, again := s.assign(me); len(more) != 0 || len(again) != 0 {
+			t.Fatalf("taken again: %v, got %v", more, again)
 		}
 		for i, r := range s.requests {
 			if owners[i] != r.Owner {
@@ -105,11 +125,14 @@ func TestAssign(t *testing.T) {
 // A newcomer owns nothing of what its slot owned.
 func TestEnter(t *testing.T) {
 	s := newState(4, []int{0, 1})
-	require.Empty(t, s.assign())
+	taken, got := s.assign(1)
+	require.Empty(t, taken)
+	require.Equal(t, []int{1, 3}, got)
 	require.Equal(t, []int{0, 1, 0, 1}, []int{s.requests[0].Owner, s.requests[1].Owner, s.requests[2].Owner, s.requests[3].Owner})
 	s.enter([]int{0, 1}, []int{1})
-	require.Equal(t, 1, s.joins)
-	require.Equal(t, []int{1, 3}, s.assign())
+	taken, got = s.assign(1)
+	require.Equal(t, map[int][]int{1: {1, 3}}, taken)
+	require.Equal(t, []int{1, 3}, got)
 	require.Equal(t, map[int]int{0: 2, 1: 2}, s.loads())
 }
 
@@ -134,7 +157,7 @@ func TestStateSurvivesTheWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(got.encode(nil), s.encode(nil)) || got.step != s.step || got.joins != s.joins || len(got.requests) != len(s.requests) {
+		if !slices.Equal(got.encode(nil), s.encode(nil)) || got.step != s.step || got.ending != s.ending || len(got.requests) != len(s.requests) {
 			t.Fatalf("%+v became %+v", s, got)
 		}
 	})
@@ -152,7 +175,7 @@ func FuzzState(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if s.assign(); len(s.requests) > 0 {
+		if s.assign(0); len(s.requests) > 0 {
 			_ = s.answered()
 		}
 		if got, err := decodeState(s.encode(nil)); err != nil || len(got.requests) != len(s.requests) {

@@ -183,7 +183,7 @@ func TestReplacementThatDies(t *testing.T) {
 	dir := t.TempDir()
 	code, stdout, _ := runDemo(t, dir)
 	require.Zero(t, code)
-	require.Contains(t, stdout, "the replacement of rank 2 has died")
+	require.Contains(t, stdout, "rank 2 was ended by SIGKILL, and not by the demo")
 	r, _ := readReport(t, dir)
 	require.True(t, r.Identical)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,7 @@ type report struct {
 }
 
 // report says what came of it, once all ranks have ended.
-func (w *watcher) report(o options, kills []kill, rejoins []rejoin) *report {
+func (w *watcher) report(o options, kills []*kill, rejoins []rejoin) *report {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	differs := w.verdict()
@@ -58,19 +59,27 @@ func (w *watcher) report(o options, kills []kill, rejoins []rejoin) *report {
 		Temperature: o.sampling.Temperature, TopK: o.sampling.TopK, Seed: o.sampling.Seed,
 		Identical: len(differs) == 0, Differs: differs, Kills: []kill{}, Rejoins: append([]rejoin{}, rejoins...),
 	}
-	for i := range w.hashes {
+	for i, a := range w.final {
+		if a != nil { // it may have a byte more than was shown
+			w.text[i], w.hashes[i] = a.Text, a.Hashes
+			r.LostMass += a.Lost
+		}
 		r.Tokens += len(w.hashes[i])
-		r.LostMass += w.lost[i]
 	}
 	for _, k := range kills {
 		k.finish(w)
-		r.Kills = append(r.Kills, k)
+		r.Kills = append(r.Kills, *k)
 	}
+	slices.SortFunc(r.Kills, func(a, b kill) int { return a.at.Compare(b.at) })
+	slices.SortFunc(r.Rejoins, func(a, b rejoin) int { return a.at.Compare(b.at) })
 	if begin, end := w.span(); !end.IsZero() {
 		r.Seconds = end.Sub(begin).Seconds()
 		first, last := end, end
-		if len(kills) > 0 {
-			first, last = kills[0].at, rejoins[len(rejoins)-1].at
+		if len(r.Kills) > 0 {
+			first = r.Kills[0].at
+		}
+		if len(r.Rejoins) > 0 {
+			last = r.Rejoins[len(r.Rejoins)-1].at
 		}
 		r.Before, r.During, r.After = w.rate(begin, first), w.rate(first, last), w.rate(last, end)
 	}
@@ -86,6 +95,34 @@ func (w *watcher) report(o options, kills []kill, rejoins []rejoin) *report {
 	}
 	r.RemoteShare = share(remote, rows)
 	return r
+}
+
+// verdict is the error that the run comes to.
+func (r *report) verdict() error {
+	if r.Identical {
+		return nil
+	}
+	if r.LostMass == 0 {
+		return errDiffers
+	}
+	var down []int
+	for _, k := range r.Kills {
+		if len(k.down) > len(down) {
+			down = k.down
+		}
+	}
+	return fmt.Errorf("%w: ranks %v did not serve at the same time, and nobody else had some of their experts: with %d replicas of each no more than %d may be missing",
+		errDiffers, down, r.Replicas, r.Replicas-1)
+}
+
+// back is the replacement of a rank that was killed; nil if none came.
+func (r *report) back(k *kill) *rejoin {
+	for i := range r.Rejoins {
+		if j := &r.Rejoins[i]; j.Rank == k.Rank && j.at.After(k.at) {
+			return j
+		}
+	}
+	return nil
 }
 
 func share(part, all int64) float64 {
@@ -208,8 +245,11 @@ func (w *watcher) summary(out io.Writer, r *report, dir string) {
 		}
 	}
 	for _, k := range r.Kills {
-		fmt.Fprintf(out, "kill -9 rank %d: new view in %.1f ms, all serve on in %.1f ms, %d requests taken over\n",
-			k.Rank, k.DetectMs, k.ResumeMs, k.Taken)
+		if k.Planned {
+			fmt.Fprintf(out, "kill -9 rank %d: %s\n", k.Rank, &k)
+		} else {
+			fmt.Fprintf(out, "rank %d ended by %s, not by the demo: %s\n", k.Rank, k.Signal, &k)
+		}
 	}
 	for _, j := range r.Rejoins {
 		fmt.Fprintf(out, "rank %d again: %.0f ms from Join to its first step, %.0f ms from its start\n", j.Rank, j.JoinMs, j.TotalMs)

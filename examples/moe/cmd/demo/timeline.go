@@ -55,10 +55,16 @@ func (w *watcher) timeline(r *report) (*plot.Plot, error) {
 	for _, j := range r.Rejoins {
 		t.upright(j.at, j.Rank, greenInk)
 	}
-	for i, k := range r.Kills {
-		says := fmt.Sprintf("kill -9: the others serve on after %.0f ms", math.Ceil(k.ResumeMs))
-		if i < len(r.Rejoins) {
-			says += fmt.Sprintf("; a replacement joins in %.0f ms", math.Ceil(r.Rejoins[i].JoinMs))
+	for _, k := range r.Kills {
+		if !k.Served {
+			continue
+		}
+		says := k.Signal
+		if k.Epoch > 0 {
+			says += fmt.Sprintf(": the others serve on after %.0f ms", math.Ceil(k.ResumeMs))
+		}
+		if j := r.back(&k); j != nil {
+			says += fmt.Sprintf("; a replacement joins in %.0f ms", math.Ceil(j.JoinMs))
 		}
 		p.Add(&label{x: t.x(k.at), y: t.bar(k.Rank), right: t.x(k.at) > t.x(end)/2, text: says})
 	}
@@ -74,7 +80,10 @@ type drawing struct {
 	err        error
 }
 
-func (t *drawing) x(at time.Time) float64 { return at.Sub(t.begin).Seconds() }
+// x is a time on the scale: what was before or after is at its end.
+func (t *drawing) x(at time.Time) float64 {
+	return min(max(0, at.Sub(t.begin)), t.end.Sub(t.begin)).Seconds()
+}
 
 // bar is the height of a rank's bar: they lie above the scale, rank 0 on top.
 func (t *drawing) bar(rank int) float64 { return t.p.Y.Max - t.top*0.14*(float64(rank)+0.75) }
@@ -155,13 +164,13 @@ func (t *drawing) life(rank int, r *report) {
 	piece := func(to time.Time) {
 		t.add(plotter.XYs{{X: t.x(from), Y: y}, {X: t.x(to), Y: y}}, draw.LineStyle{Color: greenInk, Width: vg.Points(5)})
 	}
-	for i, k := range r.Kills {
-		if k.Rank != rank {
+	for _, k := range r.Kills {
+		if k.Rank != rank || k.at.Before(from) {
 			continue
 		}
 		piece(k.at)
-		if from = t.end; i < len(r.Rejoins) {
-			from = r.Rejoins[i].at
+		if from = t.end; r.back(&k) != nil {
+			from = r.back(&k).at
 		}
 	}
 	if from.Before(t.end) {

@@ -17,7 +17,7 @@ import (
 // acting is a watcher that has seen a run: two requests on four ranks, rank 2 killed and replaced.
 type acting struct {
 	*watcher
-	kills   []kill
+	kills   []*kill
 	rejoins []rejoin
 	begin   time.Time
 }
@@ -40,9 +40,9 @@ func acted(t *testing.T) *acting {
 	a.tell(5, serve.Event{Kind: "token", Rank: 2, Request: 0, Pos: 0, Token: 'a', Hash: 1})
 	a.tell(6, serve.Event{Kind: "token", Rank: 1, Request: 1, Pos: 0, Token: 'd', Hash: 4})
 	for _, r := range []int{0, 1, 3} {
-		a.tell(20+r, serve.Event{Kind: "view", Rank: r, Epoch: 2})
+		a.tell(20+r, serve.Event{Kind: "view", Rank: r, Epoch: 2, Active: []int{0, 1, 3}})
 		a.tell(30+r, serve.Event{Kind: "step", Rank: r, Epoch: 2, Active: []int{0, 1, 3}})
-		a.tell(40+r, serve.Event{Kind: "taken", Rank: r, Epoch: 2, Requests: []int{0}})
+		a.tell(40+r, serve.Event{Kind: "taken", Rank: r, Step: 9, Epoch: 2, From: 2, Requests: []int{0}})
 	}
 	a.tell(41, serve.Event{Kind: "token", Rank: 3, Request: 0, Pos: 0, Token: 'a', Hash: 1}) // again
 	a.tell(42, serve.Event{Kind: "token", Rank: 3, Request: 0, Pos: 1, Token: 'b', Hash: 2})
@@ -59,11 +59,9 @@ func acted(t *testing.T) *acting {
 		}
 		a.tell(81, serve.Event{Kind: "done", Rank: r, Stats: &serve.Stats{ExpertBytes: 10, AllExperts: 20, Rows: 4, RemoteRows: int64(r)}})
 	}
-	k := kill{Rank: 2, Signal: "SIGKILL", at: a.at(18)}
-	var ok bool
-	k.Epoch, k.resumed, ok = a.resumed(1, []int{0, 1, 3})
-	require.True(t, ok)
-	a.kills = []kill{k}
+	k := &kill{Rank: 2, Signal: "SIGKILL", Planned: true, Served: true, at: a.at(18), after: 1}
+	require.True(t, k.finish(a.watcher))
+	a.kills = []*kill{k}
 	a.rejoins = []rejoin{{Rank: 2, JoinMs: 12, at: a.at(62)}}
 	return a
 }
@@ -93,12 +91,13 @@ func TestVerdict(t *testing.T) {
 		"two ranks gave different logits":                                {Kind: "token", Rank: 1, Pos: 2, Token: 'c', Hash: 8},
 		"request 0, byte 2, rank 1: the byte":                            {Kind: "token", Rank: 1, Pos: 2, Token: 'x', Hash: 3},
 		"byte 3, rank 1: the reference has only 3":                       {Kind: "token", Rank: 1, Pos: 3, Token: 'x', Hash: 3},
-		"nobody said byte 3":                                             {Kind: "token", Rank: 1, Pos: 4, Token: 'x', Hash: 3},
+		"request 0: nobody said byte 3":                                  {Kind: "token", Rank: 1, Pos: 4, Token: 'x', Hash: 3},
 		"rank 1: a byte for request 7":                                   {Kind: "token", Rank: 1, Request: 7},
 		"rank 1: an answer to request -1":                                {Kind: "answer", Rank: 1, Request: -1},
 		"rank 3: 3 bytes, the reference has 3; they differ from byte 2 ": {Kind: "answer", Rank: 3, Answer: &wrong},
 		"request 0, at the end, rank 3: the logits' bits":                {Kind: "answer", Rank: 3, Answer: &bits},
-		"rank 2: takes requests [1] over, another said [0]":              {Kind: "taken", Rank: 2, Epoch: 2, Requests: []int{1}},
+		"rank 2: takes requests [1] of rank 2 over, another said [0]":    {Kind: "taken", Rank: 2, Step: 9, From: 2, Requests: []int{1}},
+		"rank 2: epoch 2 has ranks [0 1], another said [0 1 3]":          {Kind: "step", Rank: 2, Epoch: 2, Active: []int{0, 1}},
 	} {
 		a := acted(t)
 		a.tell(90, e)
@@ -107,7 +106,10 @@ func TestVerdict(t *testing.T) {
 		require.Contains(t, strings.Join(r.Differs, "\n"), want)
 	}
 	a := acted(t)
-	delete(a.answers, 2)
+	a.hashes[0] = a.hashes[0][:1]
+	require.Equal(t, []string{"request 0: nobody said byte 1"}, a.verdict())
+	a = acted(t)
+	a.procs[2].answers = 0
 	require.Equal(t, []string{"rank 2 has given 0 answers of 2"}, a.verdict())
 }
 
@@ -116,9 +118,10 @@ func TestUntilEndsWithItsCause(t *testing.T) {
 	cause := errors.New("the cause")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
-	require.ErrorIs(t, a.until(ctx, func() bool { return false }), cause)
-	require.NoError(t, a.until(ctx, func() bool { return true }))
-	_, _, ok := a.resumed(3, []int{0})
+	require.ErrorIs(t, a.until(ctx, "nothing", func() bool { return false }), cause)
+	require.NoError(t, a.until(ctx, "what is there", func() bool { return true }))
+	require.Empty(t, a.waits)
+	_, _, ok := a.resumed(0, 3)
 	require.False(t, ok)
 }
 
@@ -133,9 +136,8 @@ func TestTimeline(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := acted(t)
-			rep := &report{World: 4, Prompts: 2, Kills: a.kills, Rejoins: a.rejoins}
 			act(a)
-			rep.Kills, rep.Rejoins = a.kills, a.rejoins
+			rep := a.report(options{ranks: 4}, a.kills, a.rejoins)
 			res, err := newResults(t.TempDir())
 			require.NoError(t, err)
 			require.NoError(t, res.write(a.watcher, rep))

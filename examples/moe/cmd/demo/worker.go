@@ -15,6 +15,9 @@ import (
 	"github.com/serry-project/serry/pg"
 )
 
+// endKey in the rendezvous tells the workers to end when all is answered.
+const endKey = "end"
+
 // job is what the demo tells its workers, as JSON on their command line.
 type job struct {
 	Weights string
@@ -27,7 +30,8 @@ type job struct {
 type flip struct{ Rank, Layer, Expert int }
 
 // worker is one rank: it loads its share of the model, joins, serves, and prints events as JSON lines. Beside those of
-// serve there are "joining" (its share is loaded, and it calls Join) and "view" (Epoch, Active: it has a new view).
+// serve there are "joining" (its share is loaded, and it calls Join) and "view" (Epoch, Active: it has a new view). It ends
+// when the demo writes endKey, or has ended itself.
 func worker(ctx context.Context, text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
@@ -55,6 +59,16 @@ func worker(ctx context.Context, text string) error {
 		_ = enc.Encode(e) // if who watches is gone, SIGPIPE ends us
 		_ = out.Flush()
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	end := make(chan struct{})
+	go func() {
+		if _, err := cfg.Store.Get(ctx, endKey); err != nil {
+			cancel(fmt.Errorf("the demo is gone: %w", err))
+			return
+		}
+		close(end)
+	}()
 	emit(serve.Event{Kind: "joining", Rank: cfg.Rank, Time: time.Now().UnixNano()})
 	w, err := pg.Join(ctx, cfg)
 	if err != nil {
@@ -65,7 +79,7 @@ func worker(ctx context.Context, text string) error {
 			emit(serve.Event{Kind: "view", Rank: w.Rank(), Time: ev.At.UnixNano(), Epoch: ev.Epoch, Active: ev.Active.Slots()})
 		}
 	}()
-	if err := serve.Run(ctx, w, m, j.Serve, emit); err != nil {
+	if err := serve.Run(ctx, w, m, j.Serve, end, emit); err != nil {
 		return err
 	}
 	return w.Leave(ctx)
