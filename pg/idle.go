@@ -36,7 +36,19 @@ func (h worldHost) Idle(now time.Duration) (next time.Duration) {
 			w.tidyAt = now + tidyEvery
 		}
 	}
-	for _, t := range []time.Duration{w.ackAt, w.tidyAt} {
+	if w.owes.Swap(false) && w.oweAt == 0 {
+		w.oweAt = now + time.Millisecond
+	}
+	if w.oweAt != 0 && now >= w.oweAt {
+		w.oweAt = 0
+		for _, g := range w.all() {
+			g.creditAll()
+		}
+		if w.owes.Swap(false) {
+			w.oweAt = now + time.Millisecond
+		}
+	}
+	for _, t := range []time.Duration{w.ackAt, w.tidyAt, w.oweAt} {
 		if t != 0 && (next == 0 || t < next) {
 			next = t
 		}

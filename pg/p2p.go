@@ -2,7 +2,6 @@ package pg
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -12,7 +11,6 @@ import (
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/device"
 	"github.com/serry-project/serry/fault"
-	"github.com/serry-project/serry/internal/wire"
 )
 
 // p2p is the sends and receives of a group: a sequence for each (peer, tag). They are local: outside of the group's
@@ -26,6 +24,7 @@ type p2p struct {
 	in    map[p2pKey][]*message
 	min   uint64 // what was sent in earlier versions is dropped (Raise)
 	ch    chan struct{}
+	flows []flow // by rank
 	waits []p2pWait
 	calls uint64
 }
@@ -51,14 +50,11 @@ func (p *p2pPlace) pass(g *Group, t note) bool {
 	return p.err == nil
 }
 
-// p2pWait is a call that waits for another rank, as an edge of the wait-for graph. Its sequence is above all operations',
-// and no other call's.
+// p2pWait is a call that waits for another rank, as an edge of the wait-for graph.
 type p2pWait struct {
-	seq  uint64
+	seq  uint64 // see p2pSeq
 	rank int
 }
-
-const p2pSeq = 1 << 62
 
 type p2pKey struct {
 	rank int
@@ -66,26 +62,28 @@ type p2pKey struct {
 }
 
 type message struct {
-	data    []byte
+	data    []byte // as far as it has come
 	total   int
 	inc     uint32
 	version uint64
 }
 
+func (m *message) whole() bool { return len(m.data) == m.total }
+
 func (p *p2p) init(v *collectives.Version, ranks int) {
 	p.at.Store(&p2pPlace{epoch: v.Epoch, ver: v})
-	p.sending, p.in = make([]chan struct{}, ranks), map[p2pKey][]*message{}
+	p.sending, p.in, p.flows = make([]chan struct{}, ranks), map[p2pKey][]*message{}, make([]flow, ranks)
 	for i := range p.sending {
 		p.sending[i] = make(chan struct{}, 1)
 	}
 }
 
-// waits for a rank, until done is called.
-func (p *p2p) wait(rank int) (seq uint64) {
+// wait adds a call that waits for a rank, until done.
+func (p *p2p) wait(rank int, tag uint32, send bool) (seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls++
-	seq = p2pSeq | p.calls
+	seq = waitSeq(p.calls, tag, send)
 	p.waits = append(p.waits, p2pWait{seq, rank})
 	return seq
 }
@@ -108,11 +106,23 @@ func (p *p2p) waiting() (w p2pWait, ok bool) {
 
 func (p *p2p) wake() {
 	p.mu.Lock()
+	p.wakeLocked()
+	p.mu.Unlock()
+}
+
+func (p *p2p) wakeLocked() {
 	if p.ch != nil {
 		close(p.ch)
 		p.ch = nil
 	}
-	p.mu.Unlock()
+}
+
+// changed is closed when a message or room may have come. The caller holds p.mu.
+func (p *p2p) changed() <-chan struct{} {
+	if p.ch == nil {
+		p.ch = make(chan struct{})
+	}
+	return p.ch
 }
 
 // resume drops what was not received of versions before min, and goes on from there.
@@ -121,44 +131,19 @@ func (p *p2p) resume(min uint64, at *p2pPlace) {
 	p.at.Store(at)
 	p.min = min
 	for k, q := range p.in {
-		if q = slices.DeleteFunc(q, func(m *message) bool { return m.version < p.min }); len(q) == 0 {
+		q = slices.DeleteFunc(q, func(m *message) bool {
+			if m.version >= p.min {
+				return false
+			}
+			p.flows[k.rank].in.gone(m)
+			return true
+		})
+		if p.in[k] = q; len(q) == 0 {
 			delete(p.in, k)
-		} else {
-			p.in[k] = q
 		}
 	}
 	p.mu.Unlock()
 	p.wake()
-}
-
-// deposit takes a frame of kind KindP2P; it runs on the loop.
-func (p *p2p) deposit(rank int, f *device.Frame) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if f.Version < p.min || f.Total > 1<<40 {
-		return
-	}
-	k := p2pKey{rank, f.Tag}
-	q := p.in[k]
-	if f.Offset == 0 {
-		if n := len(q); n > 0 && len(q[n-1].data) < q[n-1].total {
-			q = q[:n-1] // of a process that died, or gave up, in the middle of it
-		}
-		q = append(q, &message{total: int(f.Total), inc: f.Inc, version: f.Version, data: make([]byte, 0, min(int(f.Total), 4<<20))})
-		p.in[k] = q
-	}
-	if len(q) == 0 {
-		return
-	}
-	m := q[len(q)-1]
-	if m.inc != f.Inc || int(f.Offset) != len(m.data) {
-		return
-	}
-	m.data = append(m.data, f.Payload...)
-	if len(m.data) == m.total && p.ch != nil {
-		close(p.ch)
-		p.ch = nil
-	}
 }
 
 // take returns the next whole message of a version that has begun here, or a channel that is closed when there may be one.
@@ -166,19 +151,19 @@ func (p *p2p) deposit(rank int, f *device.Frame) {
 func (p *p2p) take(k p2pKey, epoch uint64, length int) (*message, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q := p.in[k]; len(q) > 0 && len(q[0].data) == q[0].total && q[0].version <= epoch {
-		if q[0].total != length {
-			return q[0], nil
-		}
+	q := p.in[k]
+	if len(q) == 0 || !q[0].whole() || q[0].version > epoch {
+		return nil, p.changed()
+	}
+	m := q[0]
+	if m.total == length {
+		q[0] = nil // else the array holds its bytes
 		if p.in[k] = q[1:]; len(q) == 1 {
 			delete(p.in, k)
 		}
-		return q[0], nil
+		p.flows[k.rank].in.gone(m)
 	}
-	if p.ch == nil {
-		p.ch = make(chan struct{})
-	}
-	return nil, p.ch
+	return m, nil
 }
 
 // p2pEpoch is the version that sends and receives are in. The error is that of a group that is over, or (Raise) of a loss
@@ -199,83 +184,138 @@ func (g *Group) p2pEpoch() (uint64, error) {
 	}
 }
 
-// Send gives buf to rank to, under tag. It returns when buf may be reused, which says nothing about its arrival. It waits
-// for room on the way, at most Options.Timeout.
+// Send gives buf (any dtype; its bytes travel) to rank to, which takes it with Recv under the same tag. It returns when buf
+// may be reused, which says nothing about its arrival. Messages to one rank under one tag arrive in the order sent.
+//
+// Of what rank to has not received yet, at most Window bytes are under way from this rank in the group, whatever the tags:
+// a Send beyond it waits until the other has received enough. So a rank that sends more than Window before it receives
+// needs a peer that receives. It waits at most Options.Timeout in all, for its turn (one Send to a rank at a time), for
+// the window, and for room in the link.
+//
+// Errors: ctx's, or context.DeadlineExceeded after Options.Timeout: the message was not sent, and nothing happens to the
+// group. *RankLost: rank to is not active, or (Raise) a loss has not been returned by an operation yet. ErrFailed,
+// ErrClosed, ErrEvicted: the group or the world is over.
 func (g *Group) Send(ctx context.Context, buf Buffer, to int, tag uint32) error {
-	what := func() string { return fmt.Sprintf("send to rank %d, tag %d", to, tag) }
+	c := p2pCall{g: g, send: true, rank: to, tag: tag}
 	dst, err := g.other("send to", to)
 	if err != nil {
 		return err
 	}
-	begin := g.w.mesh.Now()
+	c.begin = g.w.mesh.Now()
 	one := g.p2p.sending[to]
 	select {
 	case one <- struct{}{}:
 	default:
-		if err := g.turnToSend(ctx, one); err != nil {
-			return during(what(), err)
+		if err := c.turn(ctx, one); err != nil {
+			return during(c.String(), err)
+		}
+		if !g.has(dst) {
+			<-one
+			return g.lostRank(to, "while sending to it")
 		}
 	}
 	defer func() { <-one }()
-	epoch, err := g.p2pEpoch()
-	if err != nil {
+	defer c.end()
+	return c.transmit(ctx, &dst, buf.Data)
+}
+
+// Recv takes the next message of rank from under tag into buf, which must have its length in bytes: else the message
+// stays, and the error says how long it is. What a rank sent before it was lost can still be received.
+//
+// It waits at most Options.Timeout. Errors are those of Send; *RankLost: nothing more comes from that rank.
+func (g *Group) Recv(ctx context.Context, buf Buffer, from int, tag uint32) error {
+	c := p2pCall{g: g, rank: from, tag: tag}
+	if _, err := g.other("receive from", from); err != nil {
 		return err
 	}
-	total := len(buf.Data)
-	wait := uint64(0)
-	defer func() {
-		if wait != 0 {
-			g.p2p.done(wait)
+	c.begin = g.w.mesh.Now()
+	defer c.end()
+	for {
+		epoch, over := g.p2pEpoch()
+		if g.opts.Mode == Continue {
+			epoch = ^uint64(0)
 		}
-	}()
-	for off := 0; ; {
-		var f device.Frame
-		n := min(total-off, wire.MaxPayload)
-		f.Kind, f.Tag, f.Group, f.Version = wire.KindP2P, tag, g.id, epoch
-		f.Offset, f.Total, f.Length = uint64(off), uint64(total), uint32(n)
-		f.Payload = buf.Data[off : off+n]
-		err := dst.Send(&f)
-		if err == nil {
-			if off += n; off >= total {
-				return nil
+		m, ch := g.p2p.take(p2pKey{from, tag}, epoch, len(buf.Data))
+		if m != nil {
+			if m.total != len(buf.Data) {
+				return during(c.String(), fmt.Errorf("it sent %d bytes, the buffer has %d", m.total, len(buf.Data)))
 			}
-			continue
+			copy(buf.Data, m.data)
+			g.credit(from)
+			return nil
 		}
-		if !errors.Is(err, device.ErrFull) && !errors.Is(err, device.ErrLost) {
-			return during(what(), err)
-		}
-		// No room; or the link is lost, of which a new view will tell more.
-		if wait == 0 {
-			wait = g.p2p.wait(to)
-		}
-		if _, over := g.p2pEpoch(); over != nil {
+		if over != nil {
 			return over
 		}
-		if !g.has(dst) {
-			return g.lostRank(to, "while sending to it")
+		if !g.IsActive(from) {
+			return g.lostRank(from, "nothing more comes from it")
 		}
-		if g.w.mesh.Now()-begin >= g.opts.Timeout {
-			return during(what(), fmt.Errorf("not sent in %v: %w: %w", g.opts.Timeout, context.DeadlineExceeded, err))
-		}
-		if err := g.pause(ctx, nil, time.Millisecond); err != nil {
-			return during(what(), err)
+		if err := c.pause(ctx, ch, g.opts.Timeout, "nothing came"); err != nil {
+			return err
 		}
 	}
 }
 
-// turnToSend waits until the sends before this one are done.
-func (g *Group) turnToSend(ctx context.Context, one chan struct{}) error {
-	t := time.NewTimer(g.opts.Timeout)
+// p2pCall is a Send or a Recv under way.
+type p2pCall struct {
+	g     *Group
+	send  bool
+	rank  int
+	tag   uint32
+	begin time.Duration
+	edge  uint64 // of the wait-for graph; 0: it has not waited yet
+}
+
+func (c *p2pCall) String() string {
+	if c.send {
+		return fmt.Sprintf("send to rank %d, tag %d", c.rank, c.tag)
+	}
+	return fmt.Sprintf("receive from rank %d, tag %d", c.rank, c.tag)
+}
+
+// pause waits for the channel, at most d and not beyond the call's deadline; what: how the error then begins.
+func (c *p2pCall) pause(ctx context.Context, ch <-chan struct{}, d time.Duration, what string) error {
+	g := c.g
+	if err := g.overErr(); err != nil {
+		return during(c.String(), err)
+	}
+	left := g.opts.Timeout - (g.w.mesh.Now() - c.begin)
+	if left <= 0 {
+		return during(c.String(), fmt.Errorf("%s in %v: %w", what, g.opts.Timeout, context.DeadlineExceeded))
+	}
+	if c.edge == 0 {
+		c.edge = g.p2p.wait(c.rank, c.tag, c.send)
+	}
+	t := time.NewTimer(min(d, left))
+	defer t.Stop()
+	select {
+	case <-ch:
+	case <-t.C:
+	case <-ctx.Done():
+		return during(c.String(), ctx.Err())
+	}
+	return nil
+}
+
+func (c *p2pCall) end() {
+	if c.edge != 0 {
+		c.g.p2p.done(c.edge)
+	}
+}
+
+// turn waits until the sends to the rank before this one are done.
+func (c *p2pCall) turn(ctx context.Context, one chan struct{}) error {
+	t := time.NewTimer(c.g.opts.Timeout)
 	defer t.Stop()
 	select {
 	case one <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-g.w.isOver:
-		return g.w.overErr()
+	case <-c.g.w.isOver:
+		return c.g.w.overErr()
 	case <-t.C:
-		return fmt.Errorf("the sends before it are not done in %v: %w", g.opts.Timeout, context.DeadlineExceeded)
+		return fmt.Errorf("the sends before it are not done in %v: %w", c.g.opts.Timeout, context.DeadlineExceeded)
 	}
 }
 
@@ -288,72 +328,11 @@ func (g *Group) lostRank(rank int, why string) error {
 	return &RankLost{Lost: []int{rank}, Slots: []int{g.slots[rank]}, Epoch: g.comm.Current().Epoch, Why: why}
 }
 
-// Recv takes the next message of rank from under tag into buf, which must have its length: else the message stays.
-func (g *Group) Recv(ctx context.Context, buf Buffer, from int, tag uint32) error {
-	what := func() string { return fmt.Sprintf("receive from rank %d, tag %d", from, tag) }
-	if _, err := g.other("receive from", from); err != nil {
-		return err
-	}
-	begin := g.w.mesh.Now()
-	wait := uint64(0)
-	defer func() {
-		if wait != 0 {
-			g.p2p.done(wait)
-		}
-	}()
-	for {
-		epoch, over := g.p2pEpoch()
-		if g.opts.Mode == Continue {
-			epoch = ^uint64(0)
-		}
-		m, ch := g.p2p.take(p2pKey{from, tag}, epoch, len(buf.Data))
-		if m != nil {
-			if m.total != len(buf.Data) {
-				return during(what(), fmt.Errorf("it sent %d bytes, the buffer has %d", m.total, len(buf.Data)))
-			}
-			copy(buf.Data, m.data)
-			return nil
-		}
-		if over != nil {
-			return over
-		}
-		if !g.IsActive(from) {
-			return g.lostRank(from, "nothing more comes from it")
-		}
-		left := g.opts.Timeout - (g.w.mesh.Now() - begin)
-		if left <= 0 {
-			return during(what(), fmt.Errorf("nothing came in %v: %w", g.opts.Timeout, context.DeadlineExceeded))
-		}
-		if wait == 0 {
-			wait = g.p2p.wait(from)
-		}
-		if err := g.pause(ctx, ch, left); err != nil {
-			return during(what(), err)
-		}
-	}
-}
-
-// pause waits for the channel, at most d.
-func (g *Group) pause(ctx context.Context, ch <-chan struct{}, d time.Duration) error {
-	if err := g.w.overErr(); err != nil {
-		return err
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ch:
-	case <-t.C:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	return nil
-}
-
 func (g *Group) other(what string, rank int) (m collectives.Member, err error) {
 	if rank < 0 || rank >= g.Size() || rank == g.rank {
 		return m, fmt.Errorf("serry: %s rank %d: this is rank %d of %d", what, rank, g.rank, g.Size())
 	}
-	if err := g.w.overErr(); err != nil {
+	if err := g.overErr(); err != nil {
 		return m, err
 	}
 	for _, m := range g.comm.Members(g.comm.Current()) {
@@ -364,13 +343,24 @@ func (g *Group) other(what string, rank int) (m collectives.Member, err error) {
 	return m, g.lostRank(rank, "it is not active")
 }
 
+// overErr is why nothing can be called any more in the group; nil if something can.
+func (g *Group) overErr() error {
+	if err := g.w.overErr(); err != nil {
+		return err
+	}
+	if g.closed.Load() {
+		return fmt.Errorf("%w: group %x", ErrClosed, g.id)
+	}
+	return nil
+}
+
 type heldFrame struct {
 	from fault.ID
 	f    device.Frame
 }
 
-// held keeps a frame of a group that we do not have yet: a peer has made it a moment earlier. There is no limit but the
-// one that the group's depth sets: the same bytes would be kept if we had the group.
+// held keeps a frame of a group that we do not have yet: a peer has made it a moment earlier. There is no limit but those
+// that the group's depth and Window set: the same bytes would be kept if we had the group.
 func (w *World) held(from fault.ID, f *device.Frame) {
 	w.mu.Lock()
 	_, had := w.gone[f.Group]

@@ -219,6 +219,7 @@ func (g *Group) stop() {
 	if g.closed.CompareAndSwap(false, true) {
 		close(g.quit)
 		g.comm.Wake()
+		g.p2p.wake()
 		if g.try() {
 			g.wakeOff()
 			g.release()

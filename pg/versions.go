@@ -121,6 +121,7 @@ func (g *Group) resume(gone func(*RankLost) bool) {
 	}
 	if g.pending = slices.DeleteFunc(g.pending, gone); len(g.pending) == 0 {
 		g.p2p.resume(g.seen.epoch, g.place())
+		g.creditAll()
 	}
 }
 

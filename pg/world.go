@@ -57,6 +57,8 @@ type World struct {
 	completed atomic.Bool   // an operation of a group with remote members, since the loop looked
 	ackAt     time.Duration // when to tell them; 0: nothing to tell
 	tidyAt    time.Duration // when to look for what can be forgotten; 0: nothing is kept
+	owes      atomic.Bool   // a link had no room to say that messages were received
+	oweAt     time.Duration // when to say it again; 0: nothing to say
 }
 
 // Joined says how this process came in.
@@ -247,6 +249,10 @@ func (h worldHost) Reopen(installed uint64, groups []uint64) {
 // Install implements agent.Host.
 func (h worldHost) Install(in fault.Install) {
 	w := h.World
+	in.Why, in.Cuts = plain(in.Why), slices.Clone(in.Cuts)
+	for i := range in.Cuts {
+		in.Cuts[i].Fail = plain(in.Cuts[i].Fail)
+	}
 	w.mu.Lock()
 	w.learn(&in.View)
 	w.view = in.View
@@ -366,7 +372,7 @@ func (g *Group) frame(from fault.ID, f *device.Frame) {
 		}
 		f.Inc = from.Inc // what the handshake proved, not what the header says
 		if f.Kind == wire.KindP2P {
-			g.p2p.deposit(r, f)
+			g.message(r, f)
 		} else {
 			g.comm.Frame(r, f)
 		}
