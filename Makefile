@@ -3,29 +3,35 @@
 PKG       ?= ./...
 P         ?= 2
 FUZZTIME  ?= 20s
+BENCHARGS ?= all
 BENCH     ?= .
 BENCHTIME ?= 100x
 BENCHPKG  ?= ./collectives/... ./ep/...
 
 CHECK = go run scripts/check.go scripts/gotest.go -p $(P) -pkg "$(PKG)" -fuzztime $(FUZZTIME)
 
-.PHONY: help deps build test test-long race nocgo lint fuzz bench demo clean
+.PHONY: help deps venv build test test-long race nocgo lint fuzz bench bench-go demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo 'PKG="./device/... ./mesh" chooses packages, P=2 how many are tested at once, FUZZTIME, BENCH, BENCHTIME, BENCHPKG.'
+	@echo 'PKG="./device/... ./mesh" chooses packages, P=2 how many are tested at once, FUZZTIME how long each target is fuzzed.'
+	@echo 'BENCHARGS="ep --ranks 8" is what serry bench runs (serry bench --help); BENCH, BENCHTIME, BENCHPKG are for bench-go.'
 
 deps: ## bring what the other targets need, or say how
 	@scripts/deps.sh
 
+venv: ## a Python with torch in build/venv, for the tests that want one (some GB)
+	python3 -m venv build/venv
+	build/venv/bin/pip install torch numpy
+
 build: ## compile everything
 	go build $(PKG)
 
-test: ## all checks: build, lint, other systems, tests, race detector (up to 20 min)
+test: ## all checks: build, lint, other systems, tests, race detector (20 to 30 min)
 	@$(CHECK) build fmt vet staticcheck nocgo cross test tags race
 
-test-long: ## the tests with the build tag long, also under the race detector
-	@$(CHECK) long longrace
+test-long: ## every point of the proof, soaks, torch at all sizes, also under the race detector (about an hour)
+	@$(CHECK) long tags longrace
 
 race: ## tests of the packages with goroutines under the race detector (needs gcc)
 	@$(CHECK) race
@@ -39,7 +45,11 @@ lint: ## gofmt, go vet, staticcheck, the rules of the house
 fuzz: ## every fuzz target for FUZZTIME
 	@$(CHECK) fuzz
 
-bench: ## benchmarks of collectives and expert parallelism, BENCHTIME each
+bench: ## everything that the project asks a time for: failover, join, ep, allreduce, idle
+	go build -tags faultpoint -o build/serry-faultpoint ./cmd/serry
+	build/serry-faultpoint bench $(BENCHARGS) --json build/bench.json
+
+bench-go: ## Go benchmarks of collectives and expert parallelism, BENCHTIME each
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) $(BENCHPKG)
 
 demo: ## mixture of experts that survives a kill

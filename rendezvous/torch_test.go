@@ -23,7 +23,7 @@ var python = sync.OnceValues(func() (string, error) {
 			return p, nil
 		}
 	}
-	return "", fmt.Errorf("no python that imports torch: set SERRY_TEST_PYTHON, or make build/venv")
+	return "", fmt.Errorf("no python that imports torch: set SERRY_TEST_PYTHON, or make venv")
 })
 
 func needPython(t *testing.T) string {

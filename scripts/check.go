@@ -78,8 +78,8 @@ var steps = []step{
 	{"test", "the Go tests", 8 * time.Minute, test},
 	{"tags", "the tests that need a build tag", 4 * time.Minute, tags},
 	{"race", "the tests of packages with goroutines, short, under the race detector", 6 * time.Minute, race},
-	{"long", "the Go tests with the build tag long", time.Hour, long},
-	{"longrace", "as race, not short", time.Hour, longRace},
+	{"long", "the Go tests with the build tag long: the whole matrix of the proof, soaks", time.Hour, long},
+	{"longrace", "the same of packages with goroutines, under the race detector", 2 * time.Hour, longRace},
 	{"fuzz", "every fuzz target for -fuzztime", time.Hour, fuzz},
 }
 

@@ -61,7 +61,7 @@ type event struct {
 
 // goTest runs go test and prints its lines about packages as they come, and everything about tests that fail.
 func (s *step) goTest(args []string, packages ...string) result {
-	c := &counter{begin: time.Now(), text: map[string][]string{}, running: map[string]bool{}, failedIn: map[string]int{}}
+	c := &counter{begin: time.Now(), text: map[string][]string{}, running: map[string]bool{}, latest: map[string]string{}, parts: map[string]int{}, failedIn: map[string]int{}}
 	stop := make(chan struct{})
 	go c.heartbeat(stop)
 	r, w := io.Pipe()
@@ -90,6 +90,8 @@ type counter struct {
 	begin    time.Time
 	text     map[string][]string // output so far of each test (package + space + name) and package
 	running  map[string]bool     // packages
+	latest   map[string]string   // test that was heard of last, by package
+	parts    map[string]int      // that have ended, of each test (as text)
 	failedIn map[string]int      // tests that failed, by package
 	result
 }
@@ -123,6 +125,8 @@ func (c *counter) event(e *event) {
 	switch e.Action {
 	case "start":
 		c.running[e.Package] = true
+	case "run":
+		c.latest[e.Package] = top
 	case "build-output":
 		fmt.Fprint(out, e.Output)
 	case "output":
@@ -133,6 +137,8 @@ func (c *counter) event(e *event) {
 		c.text[key] = append(c.text[key], e.Output)
 	case "pass", "skip", "fail":
 		if sub {
+			c.latest[e.Package] = top
+			c.parts[key]++
 			return
 		}
 		if top == "" {
@@ -229,10 +235,14 @@ func (c *counter) heartbeat(stop <-chan struct{}) {
 		c.mu.Lock()
 		var names []string
 		for p := range c.running {
-			names = append(names, p[strings.LastIndexByte(p, '/')+1:])
+			name, test := p[strings.LastIndexByte(p, '/')+1:], c.latest[p]
+			if n := c.parts[p+" "+test]; n > 0 {
+				name += fmt.Sprintf(" (%s: %d parts)", test, n)
+			}
+			names = append(names, name)
 		}
 		slices.Sort(names)
-		fmt.Fprintf(out, "... %v: %d passed, %d failed, %d skipped; running: %s\n", time.Since(c.begin).Round(time.Second), c.passed, c.failed, c.skipped, strings.Join(names, " "))
+		fmt.Fprintf(out, "... %v: %d passed, %d failed, %d skipped; running: %s\n", time.Since(c.begin).Round(time.Second), c.passed, c.failed, c.skipped, strings.Join(names, ", "))
 		c.mu.Unlock()
 	}
 }

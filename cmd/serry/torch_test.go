@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -19,7 +20,7 @@ func needPython(t *testing.T) string {
 			return p
 		}
 	}
-	t.Skip("no python that imports torch: set SERRY_TEST_PYTHON, or make build/venv")
+	t.Skip("no python that imports torch: set SERRY_TEST_PYTHON, or make venv")
 	return ""
 }
 
@@ -27,11 +28,20 @@ func needPython(t *testing.T) string {
 func TestRunTorch(t *testing.T) {
 	p := needPython(t)
 	t.Parallel()
-	var stdout, stderr bytes.Buffer
-	code := run(args("run -n 2 --", p, "testdata/allreduce.py"), &stdout, &stderr)
-	require.Zero(t, code, "%s%s", &stdout, &stderr)
-	require.Contains(t, stdout.String(), "[0] sum 3.0 of 2\n")
-	require.Contains(t, stdout.String(), "[1] sum 3.0 of 2\n")
+	sizes := []int{2}
+	if long {
+		sizes = []int{1, 2, 3, 4, 8}
+	}
+	for _, n := range sizes {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			code := run(args("run --ranks", fmt.Sprint(n), "--", p, "testdata/allreduce.py"), &stdout, &stderr)
+			require.Zero(t, code, "%s%s", &stdout, &stderr)
+			for rank := range n {
+				require.Contains(t, stdout.String(), fmt.Sprintf("[%d] sum %d.0 of %d\n", rank, n*(n+1)/2, n))
+			}
+		})
+	}
 }
 
 // Go programs under torchrun find each other by its store.
