@@ -18,12 +18,12 @@ echo "deps: $version"
 
 missing=()
 if ! command -v gcc >/dev/null; then
-	echo "deps: gcc is missing: without it the race detector and the C and torch bindings are skipped"
+	echo "deps: gcc is missing: without it the race detector is skipped"
 	missing+=(gcc libc6-dev)
 fi
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-	echo "deps: Python 3.11 or later is missing: without it the Python bindings are skipped"
-	missing+=(python3)
+	echo "deps: Python 3.11 or later is missing: without it the tests that run torch programs (make venv) are skipped"
+	missing+=(python3 python3-venv)
 fi
 if [ ${#missing[@]} -gt 0 ]; then
 	install="apt-get install -y --no-install-recommends ${missing[*]}"

@@ -23,7 +23,8 @@ const (
 const help = `Groups of processes that keep answering while members die and come back.
 
 Exit codes of all commands: 0 when all went well, 1 for a failure, 2 for a wrong command line (nothing was done), 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. serry run passes on that of a rank which failed.`
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (but 0 of serry rendezvous, which ends no other way). serry run passes
+on that of a rank which failed.`
 
 // root is the command with all its subcommands: a file and a line each.
 func root() *cobra.Command {

@@ -411,6 +411,18 @@ func TestNodesDisagree(t *testing.T) {
 	require.Equal(t, 143, exitCodeOf(t, first, out1))
 }
 
+// An address that means all of them is no use to other hosts.
+func TestRendezvousEverywhere(t *testing.T) {
+	name, err := os.Hostname()
+	require.NoError(t, err)
+	cmd, out := process(t, args("rendezvous --listen :0"))
+	out.await(t, "MASTER_PORT=", 1)
+	require.Contains(t, out.String(), "SERRY_RENDEZVOUS=tcp://"+name+":")
+	require.Contains(t, out.String(), "MASTER_ADDR="+name+"\n")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.Zero(t, exitCodeOf(t, cmd, out))
+}
+
 func TestRendezvous(t *testing.T) {
 	cmd, out := process(t, args("rendezvous --listen 127.0.0.1:0"))
 	out.await(t, "MASTER_PORT=", 1)

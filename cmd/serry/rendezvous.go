@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -36,11 +37,16 @@ func rendezvousCommand() *cobra.Command {
 				return err
 			}
 			host, port, _ := net.SplitHostPort(server.Addr())
-			fmt.Fprintf(cmd.OutOrStdout(), "SERRY_RENDEZVOUS=%s\nMASTER_ADDR=%s\nMASTER_PORT=%s\n", server.URL(), host, port)
+			if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+				if name, err := os.Hostname(); err == nil {
+					host = name // which others can reach
+				}
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "SERRY_RENDEZVOUS=tcp://%s\nMASTER_ADDR=%s\nMASTER_PORT=%s\n", net.JoinHostPort(host, port), host, port)
 			<-s.ctx.Done()
 			return server.Close()
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:29500", "host:port; port 0 for a free one")
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:29500", "host:port; without a host all addresses of this one, port 0 for a free one")
 	return cmd
 }

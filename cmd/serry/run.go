@@ -32,7 +32,8 @@ the end, when the others are done too. Ctrl-C (also SIGTERM, SIGHUP) is passed o
 not there gives 127, one that cannot be executed 126, as with a shell; 2 is a wrong command line, 1 another failure of
 serry itself. With --nnodes each launcher gives the code of its own ranks.
 
-On several hosts run the same command on each, with --nnodes, its own --node-rank and the --rdzv of node 0.`
+On several hosts run the same command on each, with --nnodes, its own --node-rank and the --rdzv of node 0, which the
+others wait for up to a minute.`
 
 const runExample = `  serry run -n 4 -- ./worker --steps 100
   serry run -n 8 --max-restarts 3 -- python train.py
@@ -73,8 +74,8 @@ func runCommand() *cobra.Command {
 	flags.DurationVar(&f.Grace, "grace", launch.DefaultGrace, "from a signal that is passed on to SIGKILL; 0 kills at once")
 	flags.StringVar(&f.LogDir, "log-dir", "", "directory for the ranks' output, a file rank-N.log each")
 	flags.StringVar(&f.json, "json", "", "file for what happens to the ranks, as lines of JSON while it happens")
-	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; a rank that prints after this launcher was killed with -9 gets SIGPIPE then. "+
-		"--tag=false: ranks write straight to our output, and do not mind")
+	flags.BoolVar(&f.tag, "tag", true, "mark each line with its rank; a rank that prints after this launcher was\n"+
+		"killed with -9 gets SIGPIPE then. --tag=false: ranks write straight to our\noutput, and do not mind")
 	flags.StringVar(&f.color, "color", "auto", "colour the marks: auto (on a terminal), always, never")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "no words of our own, no summary")
 	return cmd

@@ -136,8 +136,11 @@ func printBars(w io.Writer, rs []*Result) {
 	fmt.Fprintf(t, "\tasked\tmeasured\t\n")
 	bad := 0
 	for _, r := range rs {
-		if r.Skipped != "" {
+		switch {
+		case r.Skipped != "":
 			fmt.Fprintf(t, "%s\t\t\tnot run\n", r.Name)
+		case len(r.Bars) == 0:
+			fmt.Fprintf(t, "%s\t\t\tnothing is asked of a part\n", r.Name)
 		}
 		for _, b := range r.Bars {
 			fmt.Fprintf(t, "%s: %s\t%s\t%s\t%s\n", r.Name, b.What, short(b.Asked), short(b.Measured), verdict(b.OK))

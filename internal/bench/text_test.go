@@ -81,6 +81,11 @@ func TestTables(t *testing.T) {
 	require.Contains(t, text, "not run: no points")
 	require.Regexp(t, `allreduce: p50 +800 ns +900 ns +missed`, text)
 	require.Regexp(t, `violations +0 +0 +ok`, text)
+	require.NotContains(t, text, "of a part")
+	rs[0].Bars = nil
+	text, err = run(t, &command{}, true, rs...)
+	require.NoError(t, err)
+	require.Regexp(t, `allreduce +nothing is asked of a part`, text)
 	rs[0].violate("rank %d", 3)
 	text, err = run(t, &command{}, false, rs[0])
 	require.ErrorIs(t, err, ErrViolations)
