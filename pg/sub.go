@@ -126,6 +126,9 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 					n.comm.Install(in.View.Epoch, c.Seq, w.membersOf(slots, &in.View), c.Fail)
 				}
 			}
+			if c, ms := n.remaining(in); ms != nil {
+				n.comm.Install(in.View.Epoch, c.Seq, ms, c.Fail)
+			}
 		}
 		w.mu.Unlock()
 		w.agent.Step(fault.Created{Group: fg, Epoch: res.Epoch})

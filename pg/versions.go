@@ -91,6 +91,9 @@ func (g *Group) retracted() bool {
 
 // moved is one new version.
 func (g *Group) moved(t note) {
+	if g.ended != nil {
+		return // only members of a group that is over were lost
+	}
 	g.seen = t
 	if t.fail != "" {
 		g.ended = &GroupFailed{g.id, t.epoch, t.fail}

@@ -271,6 +271,11 @@ func (h worldHost) Install(in fault.Install) {
 			steps = append(steps, step{g, c, w.membersOf(g.slots, &in.View)})
 		}
 	}
+	for _, g := range w.groups {
+		if c, ms := g.remaining(&in); ms != nil {
+			steps = append(steps, step{g, c, ms})
+		}
+	}
 	for _, m := range in.Lost {
 		delete(w.members, m.ID)
 	}
@@ -331,6 +336,27 @@ func (h worldHost) Waiting(group uint64) (out fault.Waiting) {
 		}
 	}
 	return out
+}
+
+// remaining is what a view that lost members changes in a group that is failed for good, of which the machine says nothing
+// more: they need nothing of it any more. No members: nothing changes.
+func (g *Group) remaining(in *fault.Install) (c fault.Cut, ms []collectives.Member) {
+	v := g.comm.Current()
+	if v.Fail == "" || cuts(in, g.id) {
+		return c, nil
+	}
+	all := g.comm.Members(v)
+	ms = slices.DeleteFunc(slices.Clone(all), func(m collectives.Member) bool {
+		return slices.ContainsFunc(in.Lost, func(l fault.Member) bool { return l.Slot == m.Slot && l.Inc == m.Inc })
+	})
+	if len(ms) == len(all) {
+		return c, nil
+	}
+	return fault.Cut{Group: g.id, Seq: v.From, Fail: v.Fail}, ms
+}
+
+func cuts(in *fault.Install, group uint64) bool {
+	return slices.ContainsFunc(in.Cuts, func(c fault.Cut) bool { return c.Group == group })
 }
 
 // Over implements agent.Host.
