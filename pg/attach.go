@@ -4,13 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"time"
 )
 
 // What members attach for a newcomer, before the caller's own bytes:
 //
-//	count (4), then for each group {id (8), mode (1), pairs (1), manual (1), timeout (8), slot bytes (8), depth (4),
-//	losses (1), then for each {epoch (8), slots (2), slot (2) each, length of the reason (2), reason}}
+//	count (4), then for each group {id (8), options (23), losses (1), then for each {epoch (8), slots (2), slot (2) each,
+//	length of the reason (2), reason}}
 //
 // The losses are those that no member has returned to its caller yet: they stand at the same place of the program, which
 // lies after the Boundary, and the newcomer returns them there too.
@@ -46,12 +45,7 @@ func (w *World) encodeAttach(losses map[uint64][]*RankLost, user []byte) []byte 
 	gs := w.Groups()
 	b := le.AppendUint32(nil, uint32(len(gs)))
 	for _, g := range gs {
-		o := g.opts
-		b = le.AppendUint64(b, g.id)
-		b = append(b, byte(o.Mode), bit(o.Pairs), bit(o.ManualResume))
-		b = le.AppendUint64(b, uint64(o.Timeout))
-		b = le.AppendUint64(b, uint64(o.SlotBytes))
-		b = le.AppendUint32(b, uint32(o.Depth))
+		b = g.opts.encode(le.AppendUint64(b, g.id))
 		es := losses[g.id]
 		es = es[max(0, len(es)-255):]
 		b = append(b, byte(len(es)))
@@ -66,13 +60,6 @@ func (w *World) encodeAttach(losses map[uint64][]*RankLost, user []byte) []byte 
 		}
 	}
 	return append(b, user...)
-}
-
-func bit(b bool) byte {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 func decodeAttach(b []byte) (map[uint64]groupOptions, []byte, error) {
@@ -92,11 +79,8 @@ func decodeAttach(b []byte) (map[uint64]groupOptions, []byte, error) {
 	m := map[uint64]groupOptions{}
 	for n := u32(); n > 0 && !short; n-- {
 		id := u64()
-		f := take(3)
-		x := groupOptions{opts: Options{Mode: Mode(f[0]), Pairs: f[1] == 1, ManualResume: f[2] == 1}}
-		x.opts.Timeout = time.Duration(u64())
-		x.opts.SlotBytes = int(u64())
-		x.opts.Depth = u32()
+		var x groupOptions
+		x.opts.decode(take(optionsBytes))
 		for k := take(1)[0]; k > 0 && !short; k-- {
 			e := &RankLost{Epoch: u64()}
 			for i := u16(); i > 0 && !short; i-- {

@@ -26,7 +26,7 @@ type Config struct {
 	// Peers are invitations (World.Invite) of living members, for a Rejoin without a Store.
 	Peers []string
 
-	// Options of the world's group.
+	// Options of the world's group, equal on all ranks: Join compares them. A newcomer takes over those that it leaves zero.
 	Options Options
 
 	Links      string // "auto": shared memory on the same host, else TCP; "tcp": TCP only
@@ -34,10 +34,10 @@ type Config struct {
 	Listen     string // address or interface to listen on (default: that of the route to Via)
 	Via        string // "host:port" of the rendezvous
 	SocketDir  string // for unix sockets where a host's processes share no network namespace (default: abstract names)
-	Retain     int    // bytes up to which a result is kept for others instead of an extra hop (default 64 KiB)
+	Retain     int    // bytes up to which a result is kept for others instead of an extra hop, equal on all ranks like Options (default 64 KiB; negative: none)
 
 	HeartbeatEvery, HeartbeatLimit time.Duration // defaults 100 ms, 1 s
-	NoChecksum                     bool
+	NoChecksum                     bool          // of frames between hosts; a link has none if either side wants none
 	Wrap                           func(device.Link) device.Link
 	Log                            *slog.Logger
 }
@@ -80,8 +80,17 @@ func (c *Config) fill() error {
 	case !c.Rejoin && c.Store == nil:
 		return bad("founding needs a Store")
 	}
+	if c.Rejoin {
+		return nil // the members' options count
+	}
+	return c.fits()
+}
+
+// fits says whether the world's slots have room in the arena.
+func (c *Config) fits() error {
 	if n := int64(c.shape().Bytes()) + 64<<10; n > c.ArenaBytes {
-		return bad("the world's slots take %d bytes, the arena has %d: raise SERRY_SHM_BYTES or use smaller slots", n, c.ArenaBytes)
+		return &JoinError{Rank: c.Rank, What: fmt.Sprintf(
+			"the world's slots take %d bytes, the arena has %d: raise SERRY_SHM_BYTES or use smaller slots", n, c.ArenaBytes)}
 	}
 	return nil
 }

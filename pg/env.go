@@ -35,6 +35,8 @@ func FromEnv(ctx context.Context) (Config, error) {
 	cfg.HeartbeatLimit, _ = knob.HeartbeatLimit.Get()
 	if n, _ := knob.RetainBytes.Get(); n > 0 {
 		cfg.Retain = int(n)
+	} else {
+		cfg.Retain = -1
 	}
 	if d, _ := knob.Depth.Get(); d > 0 {
 		cfg.Options.Depth = int(d)

@@ -22,32 +22,45 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// identity is what the first founder writes for all: format (1), size (4), capacity (4), world id (16), key (16).
+// identity is what the first founder writes for all: format (1), size (4), capacity (4), world id (16), key (16), its rank
+// (4), terms (31).
 type identity struct {
 	size, capacity int
 	world          [16]byte
 	key            [16]byte
+	by             int
+	terms          terms
 }
 
+const (
+	identityFormat = 2
+	identityBytes  = 45 + termsBytes
+)
+
 func (id *identity) encode() []byte {
-	b := binary.LittleEndian.AppendUint32([]byte{1}, uint32(id.size))
-	b = binary.LittleEndian.AppendUint32(b, uint32(id.capacity))
-	return append(append(b, id.world[:]...), id.key[:]...)
+	le := binary.LittleEndian
+	b := le.AppendUint32([]byte{identityFormat}, uint32(id.size))
+	b = le.AppendUint32(b, uint32(id.capacity))
+	b = append(append(b, id.world[:]...), id.key[:]...)
+	return id.terms.encode(le.AppendUint32(b, uint32(id.by)))
 }
 
 func (id *identity) decode(b []byte) error {
-	if len(b) != 41 || b[0] != 1 {
-		return fmt.Errorf("the rendezvous holds %d bytes that are no serry world of format 1", len(b))
+	if len(b) != identityBytes || b[0] != identityFormat {
+		return fmt.Errorf("the rendezvous holds %d bytes that are no serry world of format %d: run the same serry on all ranks", len(b), identityFormat)
 	}
-	id.size, id.capacity = int(binary.LittleEndian.Uint32(b[1:])), int(binary.LittleEndian.Uint32(b[5:]))
+	le := binary.LittleEndian
+	id.size, id.capacity, id.by = int(le.Uint32(b[1:])), int(le.Uint32(b[5:])), int(le.Uint32(b[41:]))
 	copy(id.world[:], b[9:])
 	copy(id.key[:], b[25:])
+	id.terms.decode(b[45:])
 	return nil
 }
 
 // Join makes this process a member of a world: as a founder, which waits for all the others, or (Config.Rejoin) as a
 // replacement or an extra rank, which enters at the members' next Boundary. It ends with ctx at the latest.
 func Join(ctx context.Context, cfg Config) (*World, error) {
+	given := cfg
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
@@ -77,6 +90,12 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 		return fail("meeting the others", err)
 	}
 	w.cfg.Capacity = id.capacity
+	if err := w.cfg.agree(id.terms, id.by, !founds, &given); err != nil {
+		return fail("meeting the others", err)
+	}
+	if err := w.cfg.fits(); err != nil {
+		return nil, err
+	}
 	w.mesh, err = mesh.Open(ctx, mesh.Config{
 		World: id.world, Key: id.key[:], Name: fmt.Sprintf("rank %d", cfg.Rank), Links: cfg.Links, Arena: cfg.ArenaBytes,
 		Listen: cfg.Listen, Via: cfg.Via, SocketDir: cfg.SocketDir, HeartbeatEvery: cfg.HeartbeatEvery, HeartbeatLimit: cfg.HeartbeatLimit,
@@ -152,13 +171,13 @@ func (w *World) identify(ctx context.Context, st rendezvous.Store, founds bool) 
 			return id, nil, fmt.Errorf("%q is no invitation (World.Invite): they start with %q", p, inviteHead)
 		}
 		b, err := base64.RawURLEncoding.DecodeString(text)
-		if err != nil || len(b) < 41 {
+		if err != nil || len(b) < identityBytes {
 			return id, nil, fmt.Errorf("the invitation %q is damaged or cut off", p)
 		}
-		if err := id.decode(b[:41]); err != nil {
+		if err := id.decode(b[:identityBytes]); err != nil {
 			return id, nil, err
 		}
-		addrs = append(addrs, b[41:])
+		addrs = append(addrs, b[identityBytes:])
 	}
 	if len(addrs) > 0 {
 		return id, addrs, nil
@@ -170,7 +189,7 @@ func (w *World) identify(ctx context.Context, st rendezvous.Store, founds bool) 
 		}
 		return id, nil, id.decode(b)
 	}
-	id = identity{size: w.cfg.Size, capacity: w.cfg.Capacity}
+	id = identity{size: w.cfg.Size, capacity: w.cfg.Capacity, by: w.cfg.Rank, terms: terms{w.cfg.Options, w.cfg.Retain}}
 	_, _ = rand.Read(id.world[:])
 	_, _ = rand.Read(id.key[:])
 	b, err := st.CompareAndSet(ctx, "world", nil, id.encode())

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,30 +269,32 @@ func TestPlainReasons(t *testing.T) {
 func rejoined(t testing.TB, ctx context.Context, ws []*World, r int, cfg Config) {
 	t.Helper()
 	for _, w := range ws {
-		if w.overErr() == nil {
+		if w != nil && w.overErr() == nil {
 			cfg.Peers = append(cfg.Peers, w.Invite())
 		}
 	}
 	cfg.Rank, cfg.Rejoin = r, true
-	var in atomic.Bool
-	all(t, ws, func(w *World) (err error) {
-		if w.Rank() == r {
-			ws[r], err = Join(ctx, cfg)
-			in.Store(true)
-			return err
-		}
-		for {
+	ws[r] = nil
+	in := make(chan error, 1)
+	var w *World
+	go func() {
+		var err error
+		w, err = Join(ctx, cfg)
+		in <- err
+	}()
+	all(t, ws, func(w *World) error {
+		for ctx.Err() == nil {
 			p, err := w.Boundary(ctx, nil)
 			if err != nil || len(p.Joined) > 0 {
 				return err
 			}
-			if in.Load() {
-				return fmt.Errorf("not let in")
-			}
 			time.Sleep(time.Millisecond)
 		}
+		return ctx.Err()
 	})
-	t.Cleanup(func() { _ = ws[r].Close() })
+	require.NoError(t, <-in)
+	ws[r] = w
+	t.Cleanup(func() { _ = w.Close() })
 }
 
 // TestWindowAfterRejoin: neither what the old process of a rank has not received nor what it has sent takes room of the new

@@ -1,0 +1,71 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/serry-project/serry/rendezvous"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestTermsDiffer: a founder or a newcomer that was started with other terms than the world is told which, and by whom;
+// a newcomer that was given none takes over the members'.
+func TestTermsDiffer(t *testing.T) {
+	st, err := rendezvous.Open(context.Background(), fmt.Sprintf("mem://%s-%d", t.Name(), time.Now().UnixNano()))
+	require.NoError(t, err)
+	ctx := within(t, 60*time.Second)
+	world := Config{Size: 2, Capacity: 3, Retain: 4096, Options: Options{Depth: 2, SlotBytes: 16 << 10, Mode: Raise, Timeout: 20 * time.Second}}
+	ws := make([]*World, 3)
+	others := make(chan error, 1)
+	join := func(r int, cfg Config) (*World, error) {
+		cfg.Rank, cfg.Store = r, st
+		return Join(ctx, cfg)
+	}
+	go func() { // the first: what it has counts
+		var err error
+		ws[1], err = join(1, world)
+		others <- err
+	}()
+	require.Eventually(t, func() bool {
+		b, err := peek(ctx, rendezvous.Prefix(st, "serry/world"), "world")
+		return err == nil && b != nil
+	}, 10*time.Second, time.Millisecond)
+	for _, c := range []struct {
+		change func(*Config)
+		want   string
+	}{
+		{func(c *Config) { c.Options.Depth = 0 }, "SERRY_DEPTH (Config.Options.Depth) is 4 here, on rank 0, and 2 in the world that rank 1 began"},
+		{func(c *Config) { c.Retain = 0 }, "SERRY_RETAIN_BYTES (Config.Retain) is 65536 here, on rank 0, and 4096 in the world that rank 1 began"},
+		{func(c *Config) { c.Retain = -1 }, "SERRY_RETAIN_BYTES (Config.Retain) is -1 here, on rank 0, and 4096 in"},
+		{func(c *Config) { c.Options.SlotBytes = 32 << 10 }, "Config.Options.SlotBytes is 32768 here, on rank 0, and 16384 in"},
+		{func(c *Config) { c.Options.Timeout = time.Second }, "Config.Options.Timeout is 1s here, on rank 0, and 20s in"},
+		{func(c *Config) { c.Options.Mode = Continue }, "Config.Options.Mode is continue here, on rank 0, and raise in"},
+		{func(c *Config) { c.Options.Pairs = true }, "Config.Options.Pairs is true here, on rank 0, and false in"},
+		{func(c *Config) { c.Options.ManualResume = true }, "Config.Options.ManualResume is true here, on rank 0, and false in"},
+	} {
+		cfg := world
+		c.change(&cfg)
+		_, err := join(0, cfg)
+		require.ErrorAs(t, err, new(*JoinError))
+		require.ErrorContains(t, err, c.want)
+		require.ErrorContains(t, err, "give all ranks the same")
+	}
+	cfg := world
+	cfg.NoChecksum = true // may differ
+	ws[0], err = join(0, cfg)
+	require.NoError(t, err)
+	require.NoError(t, <-others)
+	defer ws[0].Close()
+	defer ws[1].Close()
+
+	_, err = join(-1, Config{Rejoin: true, Options: Options{Depth: 3}})
+	require.ErrorContains(t, err, "SERRY_DEPTH (Config.Options.Depth) is 3 here, on rank -1, and 2 in the world that rank 1 began")
+	_, err = Join(ctx, Config{Rank: -1, Rejoin: true, Peers: []string{ws[0].Invite()}, Retain: 5})
+	require.ErrorContains(t, err, "SERRY_RETAIN_BYTES (Config.Retain) is 5 here")
+	rejoined(t, ctx, ws, 2, Config{Options: Options{Depth: 2}})
+	require.Equal(t, ws[0].Options(), ws[2].Options())
+	require.Equal(t, 4096, ws[2].cfg.Retain)
+}
