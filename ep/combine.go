@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/serry-project/serry/internal/dtype"
 	"github.com/serry-project/serry/internal/faultpoint"
 )
 
@@ -142,23 +143,14 @@ func addBF16(acc []float32, w float32, y []byte) {
 	v, ok := halves(y)
 	if !ok {
 		for i := range acc {
-			acc[i] += float32(w * math.Float32frombits(uint32(binary.LittleEndian.Uint16(y[2*i:]))<<16))
+			acc[i] += float32(w * dtype.FromBF16(binary.LittleEndian.Uint16(y[2*i:])))
 		}
 		return
 	}
 	v = v[:len(acc)]
 	for i := range acc {
-		acc[i] += float32(w * math.Float32frombits(uint32(v[i])<<16))
+		acc[i] += float32(w * dtype.FromBF16(v[i]))
 	}
-}
-
-// toBF16 rounds to nearest, ties to even; a NaN stays one.
-func toBF16(f float32) uint16 {
-	u := math.Float32bits(f)
-	if u&0x7fffffff > 0x7f800000 {
-		return uint16(u>>16) | 0x40
-	}
-	return uint16((u + 0x7fff + u>>16&1) >> 16)
 }
 
 // checkOutput says whether out fits the batch.
@@ -194,7 +186,7 @@ func (s *slot) write(out *Output) {
 	}
 	copy(out.Y, s.acc)
 	for i := range out.YBF16 {
-		out.YBF16[i] = toBF16(s.acc[i])
+		out.YBF16[i] = dtype.ToBF16(s.acc[i])
 	}
 	copy(out.Missing, s.missing)
 	copy(out.LostMass, s.mass)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"pgregory.net/rapid"
+	"github.com/serry-project/serry/internal/dtype"
 )
 
 func TestHeaderRoundTrip(t *testing.T) {
@@ -250,12 +250,12 @@ func TestBF16(t *testing.T) {
 			r := rand.New(rand.NewPCG(3, uint64(buf.rank)))
 			x, ids, ws := make([]uint16, 6*7), make([]int32, 6*3), make([]float32, 6*3)
 			for i := range x {
-				x[i] = toBF16(float32(r.NormFloat64()))
+				x[i] = dtype.ToBF16(float32(r.NormFloat64()))
 			}
 			for i := range ids {
 				ids[i], ws[i] = int32(r.IntN(6)-1), r.Float32()
 			}
-			twice := func(e int, v uint16) uint16 { return toBF16(math.Float32frombits(uint32(v)<<16) * float32(e+2)) }
+			twice := func(e int, v uint16) uint16 { return dtype.ToBF16(math.Float32frombits(uint32(v)<<16) * float32(e+2)) }
 			out := make([]uint16, len(x))
 			_, err := StepBF16(ctx, buf, x, ids, ws, func(h Handle, y []uint16) error {
 				for i, e := range h.RowExpert() {
@@ -277,8 +277,8 @@ func TestBF16(t *testing.T) {
 							acc += p
 						}
 					}
-					if out[tok*7+j] != toBF16(acc) {
-						t.Fatalf("token %d, %d: %04x, want %04x", tok, j, out[tok*7+j], toBF16(acc))
+					if out[tok*7+j] != dtype.ToBF16(acc) {
+						t.Fatalf("token %d, %d: %04x, want %04x", tok, j, out[tok*7+j], dtype.ToBF16(acc))
 					}
 				}
 			}
@@ -289,30 +289,5 @@ func TestBF16(t *testing.T) {
 				t.Error(err)
 			}
 		})
-	}
-}
-
-func TestToBF16(t *testing.T) {
-	for i := range 1 << 16 { // what bf16 can hold stays
-		f := math.Float32frombits(uint32(i) << 16)
-		if got := toBF16(f); got != uint16(i) && (f == f || got != uint16(i)|0x40) {
-			t.Fatalf("%04x becomes %04x", i, got)
-		}
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		f := rapid.Float32Range(-3e38, 3e38).Draw(t, "f")
-		g := math.Float32frombits(uint32(toBF16(f)) << 16)
-		below, above := math.Float32frombits(math.Float32bits(g)-0x10000), math.Float32frombits(math.Float32bits(g)+0x10000)
-		d := math.Abs(float64(f) - float64(g))
-		for _, o := range []float32{below, above} {
-			if od := math.Abs(float64(f) - float64(o)); od < d || od == d && math.Float32bits(g)>>16&1 == 1 {
-				t.Fatalf("%v rounds to %v, %v is nearer or even", f, g, o)
-			}
-		}
-	})
-	for in, want := range map[uint32]uint16{0x7f7fffff: 0x7f80, 0x7f800000: 0x7f80, 0x7f800001: 0x7fc0, 0xffc00001: 0xffc0, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82} {
-		if got := toBF16(math.Float32frombits(in)); got != want {
-			t.Errorf("%08x becomes %04x, want %04x", in, got, want)
-		}
 	}
 }

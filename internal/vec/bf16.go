@@ -3,27 +3,14 @@ package vec
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/serry-project/serry/internal/dtype"
 )
 
 // The bf16 kernels load and store four elements as one word, which needs no
 // alignment. A slice of bytes has two for each element of the others.
 
 var le = binary.LittleEndian
-
-const nanBF16 = 0x7fc0
-
-func fromBF16(v uint16) float32 { return math.Float32frombits(uint32(v) << 16) }
-
-// toBF16 rounds to nearest even. NaN becomes the canonical one.
-func toBF16(f float32) uint16 {
-	if f != f {
-		return nanBF16
-	}
-	return uint16(roundBits(math.Float32bits(f)) >> 16)
-}
-
-// roundBits rounds what is not NaN; the result is in the upper half.
-func roundBits(u uint32) uint32 { return u + 0x7fff + u>>16&1 }
 
 // quad is the four elements of a word.
 func quad(x uint64) (a, b, c, d float32) {
@@ -32,7 +19,7 @@ func quad(x uint64) (a, b, c, d float32) {
 		math.Float32frombits(hi << 16), math.Float32frombits(hi & 0xffff0000)
 }
 
-func at(b []byte, i int) float32 { return fromBF16(le.Uint16(b[2*i:])) }
+func at(b []byte, i int) float32 { return dtype.FromBF16(le.Uint16(b[2*i:])) }
 
 // widenBF16 is d[i] = a[i], exactly.
 func widenBF16[T number](d []T, a []byte) {
@@ -88,12 +75,12 @@ func sum2BF16(d, a, b []byte) {
 		if v != v || w != w || x != x || y != y {
 			v, w, x, y = canon(v), canon(w), canon(x), canon(y)
 		}
-		lo := roundBits(math.Float32bits(v))>>16 | roundBits(math.Float32bits(w))&0xffff0000
-		hi := roundBits(math.Float32bits(x))>>16 | roundBits(math.Float32bits(y))&0xffff0000
+		lo := dtype.RoundBF16(math.Float32bits(v))>>16 | dtype.RoundBF16(math.Float32bits(w))&0xffff0000
+		hi := dtype.RoundBF16(math.Float32bits(x))>>16 | dtype.RoundBF16(math.Float32bits(y))&0xffff0000
 		le.PutUint64(d[2*i:], uint64(lo)|uint64(hi)<<32)
 	}
 	for ; i < n; i++ {
-		le.PutUint16(d[2*i:], toBF16(at(a, i)+at(b, i)))
+		le.PutUint16(d[2*i:], dtype.ToBF16(at(a, i)+at(b, i)))
 	}
 }
 
@@ -101,7 +88,7 @@ func sum2BF16(d, a, b []byte) {
 func max2BF16(d, a, b []byte) {
 	a, b = a[:len(d)], b[:len(d)]
 	for i := 0; i+2 <= len(d); i += 2 {
-		v := later(fromBF16(le.Uint16(a[i:])), fromBF16(le.Uint16(b[i:])))
+		v := later(dtype.FromBF16(le.Uint16(a[i:])), dtype.FromBF16(le.Uint16(b[i:])))
 		le.PutUint16(d[i:], uint16(math.Float32bits(v)>>16))
 	}
 }
@@ -115,12 +102,12 @@ func roundBF16(d []byte, a []float32) {
 		if v != v || w != w || x != x || y != y {
 			v, w, x, y = canon(v), canon(w), canon(x), canon(y)
 		}
-		lo := roundBits(math.Float32bits(v))>>16 | roundBits(math.Float32bits(w))&0xffff0000
-		hi := roundBits(math.Float32bits(x))>>16 | roundBits(math.Float32bits(y))&0xffff0000
+		lo := dtype.RoundBF16(math.Float32bits(v))>>16 | dtype.RoundBF16(math.Float32bits(w))&0xffff0000
+		hi := dtype.RoundBF16(math.Float32bits(x))>>16 | dtype.RoundBF16(math.Float32bits(y))&0xffff0000
 		le.PutUint64(d[2*i:], uint64(lo)|uint64(hi)<<32)
 	}
 	for ; i < len(a); i++ {
-		le.PutUint16(d[2*i:], toBF16(a[i]))
+		le.PutUint16(d[2*i:], dtype.ToBF16(a[i]))
 	}
 }
 
@@ -133,12 +120,12 @@ func divBF16(d []byte, a []float32, n float32) {
 		if v != v || w != w || x != x || y != y {
 			v, w, x, y = canon(v), canon(w), canon(x), canon(y)
 		}
-		lo := roundBits(math.Float32bits(v))>>16 | roundBits(math.Float32bits(w))&0xffff0000
-		hi := roundBits(math.Float32bits(x))>>16 | roundBits(math.Float32bits(y))&0xffff0000
+		lo := dtype.RoundBF16(math.Float32bits(v))>>16 | dtype.RoundBF16(math.Float32bits(w))&0xffff0000
+		hi := dtype.RoundBF16(math.Float32bits(x))>>16 | dtype.RoundBF16(math.Float32bits(y))&0xffff0000
 		le.PutUint64(d[2*i:], uint64(lo)|uint64(hi)<<32)
 	}
 	for ; i < len(a); i++ {
-		le.PutUint16(d[2*i:], toBF16(a[i]/n))
+		le.PutUint16(d[2*i:], dtype.ToBF16(a[i]/n))
 	}
 }
 

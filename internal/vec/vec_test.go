@@ -293,21 +293,21 @@ func TestOrderMatters(t *testing.T) {
 func TestBF16RoundTrip(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)
-		f := fromBF16(h)
+		f := dtype.FromBF16(h)
 		want := h
 		if f != f {
-			want = nanBF16
+			want = dtype.NaNBF16
 		}
-		if got := toBF16(f); got != want {
+		if got := dtype.ToBF16(f); got != want {
 			t.Fatalf("bf16 %#04x comes back as %#04x", h, got)
 		}
 	}
-	require.Equal(t, uint16(0x3f80), toBF16(math.Float32frombits(0x3f808000)), "a tie goes to even")
-	require.Equal(t, uint16(0x3f82), toBF16(math.Float32frombits(0x3f818000)), "a tie goes to even")
-	require.Equal(t, uint16(0x3f81), toBF16(math.Float32frombits(0x3f808001)))
-	require.Equal(t, uint16(0x7f80), toBF16(math.MaxFloat32), "overflow")
-	require.Equal(t, uint16(0x0000), toBF16(math.Float32frombits(1)))
-	require.Equal(t, uint16(0x0001), toBF16(math.Float32frombits(0x8001)), "subnormals stay")
+	require.Equal(t, uint16(0x3f80), dtype.ToBF16(math.Float32frombits(0x3f808000)), "a tie goes to even")
+	require.Equal(t, uint16(0x3f82), dtype.ToBF16(math.Float32frombits(0x3f818000)), "a tie goes to even")
+	require.Equal(t, uint16(0x3f81), dtype.ToBF16(math.Float32frombits(0x3f808001)))
+	require.Equal(t, uint16(0x7f80), dtype.ToBF16(math.MaxFloat32), "overflow")
+	require.Equal(t, uint16(0x0000), dtype.ToBF16(math.Float32frombits(1)))
+	require.Equal(t, uint16(0x0001), dtype.ToBF16(math.Float32frombits(0x8001)), "subnormals stay")
 }
 
 func TestBF16RoundsLikeItsTwin(t *testing.T) {
@@ -319,7 +319,7 @@ func TestBF16RoundsLikeItsTwin(t *testing.T) {
 		}
 		f := math.Float32frombits(u)
 		if f == f {
-			require.Equal(t, dumbRound(u), toBF16(f), "%#08x", u)
+			require.Equal(t, dumbRound(u), dtype.ToBF16(f), "%#08x", u)
 		}
 	}
 }
