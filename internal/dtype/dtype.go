@@ -2,10 +2,7 @@
 // know. The numbers travel in frames and slot headers, so they never change.
 package dtype
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // DType is the type of the elements of a buffer. The zero value is none.
 type DType uint8
@@ -32,16 +29,15 @@ const (
 )
 
 var types = []struct {
-	d     DType
-	size  int
-	name  string
-	torch string
+	d    DType
+	size int
+	name string
 }{
-	{F32, 4, "f32", "float32"},
-	{BF16, 2, "bf16", "bfloat16"},
-	{I32, 4, "i32", "int32"},
-	{I64, 8, "i64", "int64"},
-	{U8, 1, "u8", "uint8"},
+	{F32, 4, "f32"},
+	{BF16, 2, "bf16"},
+	{I32, 4, "i32"},
+	{I64, 8, "i64"},
+	{U8, 1, "u8"},
 }
 
 var ops = []struct {
@@ -109,29 +105,4 @@ func (o ReduceOp) String() string {
 		}
 	}
 	return fmt.Sprintf("reduceop(%d)", uint8(o))
-}
-
-// Parse reads a type's short name or torch's ("bf16", "bfloat16",
-// "torch.bfloat16").
-func Parse(s string) (DType, error) {
-	var names []string
-	for _, t := range types {
-		if s == t.name || strings.TrimPrefix(s, "torch.") == t.torch {
-			return t.d, nil
-		}
-		names = append(names, t.name)
-	}
-	return 0, fmt.Errorf("dtype: %q is not one of %s", s, strings.Join(names, ", "))
-}
-
-// ParseOp reads a reduction's name.
-func ParseOp(s string) (ReduceOp, error) {
-	var names []string
-	for _, o := range ops {
-		if s == o.name {
-			return o.o, nil
-		}
-		names = append(names, o.name)
-	}
-	return 0, fmt.Errorf("dtype: reduction %q is not one of %s", s, strings.Join(names, ", "))
 }

@@ -19,18 +19,16 @@ const (
 
 // reduction is one call.
 type reduction struct {
-	dst     []byte
-	srcs    [][]byte
-	dt      dtype.DType
-	op      dtype.ReduceOp
-	n       int  // contributors
-	finish  bool // divide and round
-	fromAcc bool // the sources are of AccType
+	dst  []byte
+	srcs [][]byte
+	dt   dtype.DType
+	op   dtype.ReduceOp
+	n    int // contributors
 }
 
 // run chooses the type that the tree is summed in.
 func (r *reduction) run() {
-	switch AccType(r.dt, r.op) {
+	switch accType(r.dt, r.op) {
 	case dtype.F32:
 		scratch[float32](r)
 	case dtype.I32:
@@ -58,33 +56,16 @@ func smallScratch[T number](r *reduction) {
 	blocks(r, words[T](tmp[:]))
 }
 
-func (r *reduction) elems() int {
-	return len(r.dst) / r.dstSize()
-}
-
-func (r *reduction) dstSize() int {
-	if r.finish {
-		return r.dt.Size()
-	}
-	return AccType(r.dt, r.op).Size()
-}
-
-func (r *reduction) srcType() dtype.DType {
-	if r.fromAcc {
-		return AccType(r.dt, r.op)
-	}
-	return r.dt
-}
+func (r *reduction) elems() int { return len(r.dst) / r.dt.Size() }
 
 // blocks sums one block after the other and stores each only when all its
 // sources are read, so that dst may be one of them.
 func blocks[T number](r *reduction, tmp []T) {
 	block := len(tmp) / levels
-	src := r.srcType()
 	total := r.elems()
 	for off := 0; off < total; off += block {
 		n := min(block, total-off)
-		sum := tree(r, tmp, src, off, n)
+		sum := tree(r, tmp, off, n)
 		store(r, tmp, sum, off)
 	}
 }
@@ -96,11 +77,11 @@ func blocks[T number](r *reduction, tmp []T) {
 // the height at which their paths to the root meet; the heights on the stack
 // fall, and whoever comes with a greater one first makes everything below it
 // one value. That is the tree with absent ranks skipped.
-func tree[T number](r *reduction, tmp []T, src dtype.DType, off, n int) []T {
+func tree[T number](r *reduction, tmp []T, off, n int) []T {
 	var stack [levels][]T
 	var meet [levels]int // meet[i]: height between stack[i-1] and stack[i]
 	block := len(tmp) / levels
-	size := src.Size()
+	src, size := r.dt, r.dt.Size()
 	lo, hi := off*size, (off+n)*size
 	depth, last := 0, 0
 	for rank := 0; rank < len(r.srcs); rank++ {
@@ -210,9 +191,9 @@ func leaf[T number](own []T, b []byte, src dtype.DType) []T {
 
 // store ends a block: division, rounding, and the way to dst.
 func store[T number](r *reduction, tmp, sum []T, off int) {
-	size := r.dstSize()
+	size := r.dt.Size()
 	d := r.dst[off*size : (off+len(sum))*size]
-	if !r.finish || r.op == dtype.Max && r.dt != dtype.BF16 || r.op == dtype.Sum && !r.dt.Float() {
+	if r.op == dtype.Max && r.dt != dtype.BF16 || r.op == dtype.Sum && !r.dt.Float() {
 		copy(d, bytesOf(sum))
 		return
 	}

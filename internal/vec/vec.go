@@ -5,8 +5,7 @@
 // A reduction is the fixed binary tree over rank numbers: ranks 0 and 1, 2 and
 // 3, and so on, then pairs of pairs. A rank that is absent is skipped: an inner
 // node with one present child takes that child's value. So the tree over an
-// aligned block of a power of two ranks is a subtree of the tree over all, and
-// [Partial] results of such blocks can be reduced further to the same bits.
+// aligned block of a power of two ranks is a subtree of the tree over all.
 //
 //   - f32 and bf16 are summed in f32, and bf16 is rounded once, at the end, to
 //     nearest even. A sum that is NaN is the canonical quiet NaN (0x7fc00000,
@@ -39,20 +38,19 @@ const MaxRanks = 1024
 // one of the sources, exactly, and overlaps none otherwise. Anything else is a
 // bug of the caller and panics.
 func Reduce(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, contributors int) {
-	check(dst, srcs, dt, op, dt.Size(), contributors)
+	check(dst, srcs, dt, op, contributors)
 	if len(dst) == 0 {
 		return
 	}
 	if reduceFew(dst, srcs, dt, op, contributors) {
 		return
 	}
-	r := reduction{dst: dst, srcs: srcs, dt: dt, op: op, n: contributors, finish: true}
+	r := reduction{dst: dst, srcs: srcs, dt: dt, op: op, n: contributors}
 	r.run()
 }
 
-// AccType is the type of the elements of a Partial result: f32 for f32 and
-// bf16, i64 for an Avg of integers, else dt itself. It is its own AccType.
-func AccType(dt dtype.DType, op dtype.ReduceOp) dtype.DType {
+// accType is the type that elements are summed in.
+func accType(dt dtype.DType, op dtype.ReduceOp) dtype.DType {
 	switch {
 	case dt == dtype.BF16:
 		return dtype.F32
@@ -60,35 +58,6 @@ func AccType(dt dtype.DType, op dtype.ReduceOp) dtype.DType {
 		return dtype.I64
 	}
 	return dt
-}
-
-// Partial is Reduce without its end: no division and no rounding. The elements
-// of dst are of AccType(dt, op). Partial results of aligned blocks of ranks are
-// sources of a further Partial, of that type and the same op. dst is none of the
-// sources unless its type is theirs.
-func Partial(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp) {
-	check(dst, srcs, dt, op, AccType(dt, op).Size(), 1)
-	if len(dst) == 0 {
-		return
-	}
-	r := reduction{dst: dst, srcs: srcs, dt: dt, op: op, n: 1}
-	r.run()
-}
-
-// Finish makes the result of a Reduce from a Partial over all contributors. dst
-// may begin where acc begins.
-func Finish(dst, acc []byte, dt dtype.DType, op dtype.ReduceOp, contributors int) {
-	size := AccType(dt, op).Size()
-	if len(dst)%dt.Size() != 0 || len(acc)/size != len(dst)/dt.Size() || len(acc)%size != 0 || contributors < 1 {
-		panic(fmt.Sprintf("vec: finish %s %s of %d bytes from %d, %d contributors", dt, op, len(dst), len(acc), contributors))
-	}
-	if len(dst) == 0 {
-		return
-	}
-	// The tree over one source of the accumulator's type, then the end.
-	one := [1][]byte{acc}
-	r := reduction{dst: dst, srcs: one[:], dt: dt, op: op, n: contributors, finish: true, fromAcc: true}
-	r.run()
 }
 
 // copyPiece is the most that one memmove copies: about 5 microseconds.
@@ -107,12 +76,11 @@ func Copy(dst, src []byte) {
 	copy(dst, src)
 }
 
-func check(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, dstSize, contributors int) {
+func check(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, contributors int) {
 	if !dt.Valid() || !op.Valid() {
 		panic(fmt.Sprintf("vec: no such reduction: %s %s", dt, op))
 	}
-	n := len(dst) / dstSize
-	if len(dst)%dstSize != 0 || len(srcs) > MaxRanks || contributors < 1 {
+	if len(dst)%dt.Size() != 0 || len(srcs) > MaxRanks || contributors < 1 {
 		panic(fmt.Sprintf("vec: %s %s of %d bytes from %d ranks, %d contributors", dt, op, len(dst), len(srcs), contributors))
 	}
 	present := false
@@ -121,8 +89,8 @@ func check(dst []byte, srcs [][]byte, dt dtype.DType, op dtype.ReduceOp, dstSize
 			continue
 		}
 		present = true
-		if len(s) != n*dt.Size() {
-			panic(fmt.Sprintf("vec: %s %s: rank %d has %d bytes, want %d", dt, op, r, len(s), n*dt.Size()))
+		if len(s) != len(dst) {
+			panic(fmt.Sprintf("vec: %s %s: rank %d has %d bytes, want %d", dt, op, r, len(s), len(dst)))
 		}
 	}
 	if !present {

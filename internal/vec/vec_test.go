@@ -201,28 +201,6 @@ func TestReduceIsTheTree(t *testing.T) {
 		Reduce(dst, srcs, dt, op, contributors)
 		mustEqual(t, want, dst, dt, "reduce")
 
-		// Partial sums of aligned blocks of ranks, then their tree.
-		acc := AccType(dt, op)
-		block := 1 << rng.IntN(5)
-		var parts [][]byte
-		for lo := 0; lo < ranks; lo += block {
-			some := srcs[lo:min(lo+block, ranks)]
-			if !slices.ContainsFunc(some, func(b []byte) bool { return b != nil }) {
-				parts = append(parts, nil)
-				continue
-			}
-			p := buffer(n*acc.Size(), offset())
-			Partial(p, some, dt, op)
-			parts = append(parts, p)
-		}
-		total := buffer(n*acc.Size(), offset())
-		Partial(total, parts, acc, op)
-		got := buffer(n*dt.Size(), offset())
-		Finish(got, total, dt, op, contributors)
-		mustEqual(t, want, got, dt, "partial sums")
-		Finish(total[:n*dt.Size()], total, dt, op, contributors)
-		mustEqual(t, want, total[:n*dt.Size()], dt, "finish in place")
-
 		// Last, because it overwrites a source.
 		alive := slices.IndexFunc(srcs, func(b []byte) bool { return b != nil })
 		for range rng.IntN(ranks) {
@@ -359,8 +337,6 @@ func TestBugsPanic(t *testing.T) {
 		"type":         func() { Reduce(b, [][]byte{b}, 0, dtype.Avg, 1) },
 		"op":           func() { Reduce(b, [][]byte{b}, dtype.F32, 0, 1) },
 		"ranks":        func() { Reduce(b, make([][]byte, MaxRanks+1), dtype.F32, dtype.Sum, 1) },
-		"partial":      func() { Partial(b, [][]byte{b}, dtype.BF16, dtype.Sum) },
-		"finish":       func() { Finish(b, b, dtype.BF16, dtype.Sum, 1) },
 		"copy":         func() { Copy(b, b[:4]) },
 	} {
 		require.Panics(t, f, name)
@@ -388,12 +364,7 @@ func TestNothingAllocates(t *testing.T) {
 							srcs[r] = buffer(n*dt.Size(), off)
 						}
 						dst := buffer(n*dt.Size(), 0)
-						acc := buffer(n*AccType(dt, op).Size(), 0)
-						require.Zero(t, testing.AllocsPerRun(3, func() {
-							Reduce(dst, srcs, dt, op, ranks)
-							Partial(acc, srcs, dt, op)
-							Finish(dst, acc, dt, op, ranks)
-						}), "%v %v %d ranks %d elements", dt, op, ranks, n)
+						require.Zero(t, testing.AllocsPerRun(3, func() { Reduce(dst, srcs, dt, op, ranks) }), "%v %v %d ranks %d elements", dt, op, ranks, n)
 					}
 				}
 			}
