@@ -364,7 +364,8 @@ func (h Handle) Fail(ctx context.Context, cause error) error {
 }
 
 // Release gives the handle's memory back. It may be called more than once, and must be called once. Before Result it
-// gives the step up: the others get *ErrPoisoned; Fail does the same and tells this rank the outcome.
+// gives the step up: the others get *ErrPoisoned; Fail does the same and tells this rank the outcome. It waits for no
+// peer, but for its turn if another goroutine is in an operation of the group: until that has ended.
 func (h Handle) Release() {
 	s := h.s
 	if s == nil || s.gen != h.gen || s.state == stateFree {

@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -22,12 +23,27 @@ func (t *turns) init() { t.caller, t.worker = make(chan struct{}, 1), make(chan 
 
 func (t *turns) try() bool { return t.driver.CompareAndSwap(0, 1) }
 
-// acquire makes the caller the one that drives the group.
+// acquire makes the caller the one that drives the group. It waits until ctx or the world is over, or the calls before it
+// have ended: each does in its operation's deadline.
 func (g *Group) acquire(ctx context.Context) error {
 	if g.try() {
 		return nil
 	}
 	return g.await(ctx)
+}
+
+// acquireIn is acquire for a caller without a context.
+func (g *Group) acquireIn(d time.Duration) error {
+	if g.try() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	err := g.await(ctx)
+	if err != nil && ctx.Err() != nil && g.w.overErr() == nil {
+		return fmt.Errorf("serry: nothing was issued: another call is in an operation of group %x since %v: %w", g.id, d, err)
+	}
+	return err
 }
 
 func (g *Group) await(ctx context.Context) error {

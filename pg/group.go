@@ -79,7 +79,12 @@ type Result struct {
 // order.
 //
 // Every operation has a deadline (Options.Timeout), which limits how late a rank may be: when it is over, the rank that
-// everybody waits for is proposed for exclusion. Cancelling the context of a blocking operation aborts the group.
+// everybody waits for is proposed for exclusion. Cancelling the context of a blocking operation aborts the group; one that
+// still waits for its turn, because another goroutine is in an operation, returns ctx's error and has issued nothing.
+//
+// Errors of operations: *RankLost (Raise), alike on all survivors; *GroupFailed (ErrFailed, ErrMismatch, ErrDeadlock),
+// alike on all members, for good: Close such a group, or its memory stays; ErrClosed, ErrEvicted, ErrNoQuorum: this
+// process is out of the group or the world; *collectives.ErrBadCall: nothing was issued.
 type Group struct {
 	w     *World
 	id    uint64

@@ -9,7 +9,7 @@ import (
 	"github.com/serry-project/serry/collectives"
 )
 
-// Work is an operation under way. Wait for it, or ask whether it is Done; its buffers belong to it until then.
+// Work is an operation that Start has issued. Wait for it, or ask whether it is Done; its buffers belong to it until then.
 type Work struct {
 	g       *Group
 	op      collectives.Op
@@ -49,6 +49,7 @@ func (w *Work) recycle() {
 func (w *Work) Done() bool { return w.done.Load() }
 
 // Wait waits until the operation has ended, and drives the group meanwhile. If ctx ends first, only the waiting ends.
+// Errors of the operation are those of a blocking one (Group); they stay.
 func (w *Work) Wait(ctx context.Context) (Result, error) {
 	if w.g == nil {
 		return w.res, w.err
@@ -67,9 +68,15 @@ func (w *Work) Wait(ctx context.Context) (Result, error) {
 	return w.res, g.report(w)
 }
 
-// Start issues an operation and returns at once. It never fails for what happened to the group: the Work does.
+// Start issues an operation and returns, without waiting for peers. Its buffers are described in collectives.Call, and
+// belong to the Work until that is done.
+//
+// If another goroutine is in an operation of the group, Start waits for that to end, at most Options.Timeout: then the
+// error wraps context.DeadlineExceeded, and nothing was issued. As the other ranks issue it, try again, or Abort, which
+// also ends such a wait. ErrClosed, ErrEvicted, ErrNoQuorum: the world is over. *collectives.ErrBadCall: the call makes no
+// sense, and nothing was issued. For what else happened to the group the Work fails, not Start.
 func (g *Group) Start(call *collectives.Call) (*Work, error) {
-	if err := g.acquire(context.Background()); err != nil {
+	if err := g.acquireIn(g.opts.Timeout); err != nil {
 		return nil, err
 	}
 	defer g.release()
