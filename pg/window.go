@@ -14,7 +14,7 @@ import (
 	"github.com/serry-project/serry/internal/wire"
 )
 
-// Window is how many bytes of a rank's messages another one holds at most, in a group, before it receives them (see
+// Window is how many bytes of messages a rank holds at most, of one process and group, before it receives them (see
 // Group.Send). A message of any size may go when none is held. Each counts for 256 bytes more than it has.
 const Window = 16 << 20
 
@@ -44,20 +44,20 @@ type flow struct {
 type outflow struct {
 	inc   uint32 // of the receiver
 	sent  uint64
-	taken uint64 // of that, it holds the rest or has not got it yet
-	asked uint64 // sent+taken when it was asked last: once each
-	torn  bool   // the last message was given up in the middle, and it was not told
+	taken uint64 // of that, what the receiver has said that it does not hold any more
+	asked uint64 // sent+taken when it was asked last: once for each
+	torn  bool   // the last message was given up in the middle, and the receiver does not know
 }
 
 type inflow struct {
-	inc   uint32 // of the sender
-	sent  uint64
-	held  uint64
-	told  uint64 // the credit that it heard of
-	asked bool
-	due   bool     // it could not be told
-	key   p2pKey   // where open is
+	inc   uint32   // of the sender
+	sent  uint64   // as it said last
+	held  uint64   // of that; sent-held is the credit
+	told  uint64   // the credit that it has heard of
+	asked bool     // it waits for more
+	due   bool     // a link had no room to tell it
 	open  *message // what has begun to come, and is not whole
+	key   p2pKey   // of open
 }
 
 func cost(m *message) uint64 { return uint64(m.total) + messageCost }
@@ -72,8 +72,8 @@ func (in *inflow) gone(m *message) {
 	}
 }
 
-// reserve takes room for a message, and returns what was sent with it; or a channel to wait for, and whether the receiver
-// has to be asked before.
+// reserve takes room for a message, and returns what was sent with it; or a channel to wait for, and a frame that asks the
+// receiver, unless it was asked before.
 func (p *p2p) reserve(rank int, n uint64) (sent uint64, wait <-chan struct{}, ask *device.Frame) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,7 +240,7 @@ func (p *p2p) part(in *inflow, k p2pKey, f *device.Frame) {
 		if f.Version < p.min || f.Total > maxMessage {
 			return
 		}
-		m = &message{total: int(f.Total), inc: f.Inc, version: f.Version, data: make([]byte, 0, min(int(f.Total), 4<<20))}
+		m = &message{total: int(f.Total), inc: f.Inc, version: f.Version, data: make([]byte, 0, min(int(f.Total), Window))}
 		p.in[k] = append(p.in[k], m)
 		in.open, in.key = m, k
 		in.held += cost(m)
