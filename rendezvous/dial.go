@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -17,10 +18,17 @@ const (
 	OpenTimeout = 60 * time.Second
 
 	reconnectTime = 5 * time.Second // to mend a lost connection
-	answerTime    = 3 * time.Second // for a server to greet back
-	silentTries   = 2               // connections without a greeting after which it is no rendezvous
 	dialPauseMin  = 10 * time.Millisecond
 	dialPauseMax  = time.Second
+
+	// How long a server may take to greet back, and after how many connections without a greeting it is no rendezvous.
+	// Torch's server takes longer: it asks for the name of each client first, which costs 5 s and more where no name
+	// server answers.
+	answerTime  = 3 * time.Second
+	silentTries = 2
+	torchTime   = 10 * time.Second
+	torchTries  = 3
+	webTime     = time.Second // for a web server to answer what it cannot read
 )
 
 // past is a deadline that ends what is in progress.
@@ -57,38 +65,83 @@ func dial(ctx context.Context, url, addr string, most time.Duration, greet func(
 		ctx, cancel = context.WithTimeout(ctx, most)
 		defer cancel()
 	}
-	since, pause, silent := time.Now(), dialPauseMin, 0
-	var last error
+	since, pause := time.Now(), dialPauseMin
+	v := visit{addr: addr, answer: torchTime, tries: torchTries, asked: true, hint: hintServer}
+	if strings.HasPrefix(url, "tcp://") {
+		v.answer, v.tries, v.asked = answerTime, silentTries, false
+	}
 	for {
-		conn, err := dialOnce(ctx, addr, greet)
-		switch {
-		case err == nil:
+		conn, err := dialOnce(ctx, addr, v.answer, greet)
+		if err == nil {
 			return conn, nil
-		case errors.Is(err, ErrNotRendezvous):
-			return fail(err, hintOther)
-		case errors.Is(err, ErrRestarted):
-			return fail(err, hintReopen)
 		}
-		if ctx.Err() == nil || last == nil {
-			last = err
-		}
-		hint := hintServer
-		switch {
-		case errors.Is(err, errSilent):
-			if silent++; silent == silentTries {
-				return fail(fmt.Errorf("%w: %w within %v", ErrNotRendezvous, err, answerTime), hintSilent)
-			}
-			hint = hintSilent
-		case errors.Is(last, errClosed):
-			hint = hintClosed
+		if hint, final := v.judge(ctx, err); final != nil {
+			return fail(final, hint)
 		}
 		select {
 		case <-ctx.Done():
-			return fail(ctxError(caller, "no answer", since, last), hint)
+			return fail(ctxError(caller, "no answer", since, v.last), v.hint)
 		case <-time.After(pause):
 			pause = min(2*pause, dialPauseMax)
 		}
 	}
+}
+
+// visit is what dial has found at an address so far.
+type visit struct {
+	addr   string
+	answer time.Duration // for a greeting
+	tries  int           // without one
+	silent int           // connections without one
+	asked  bool          // with torch's protocol
+	torch  bool          // and got an answer
+	last   error
+	hint   string // about last
+}
+
+// judge takes in how an attempt has failed. If another one is of no use, it says why and what to do.
+func (v *visit) judge(ctx context.Context, err error) (hint string, final error) {
+	ended := ctx.Err() != nil
+	switch {
+	case errors.Is(err, ErrNotRendezvous):
+		return hintOther, err
+	case errors.Is(err, ErrRestarted):
+		return hintReopen, err
+	case ended && v.last != nil: // that is why it failed
+		return "", nil
+	}
+	v.last, v.hint = err, hintServer
+	switch {
+	case errors.Is(err, errSilent):
+		v.hint = hintSilent
+		v.silent++
+	case errors.Is(err, errClosed):
+		v.hint = hintClosed
+	default:
+		return "", nil
+	}
+	switch {
+	case ended:
+		return "", nil
+	case v.torch:
+		return "write torch://" + v.addr, fmt.Errorf("%w of ours: it is a TCPStore of torch", ErrNotRendezvous)
+	case !v.asked:
+		v.asked = true
+		// Our own server would answer too, if it could not before: so our protocol gets another try.
+		conn, err := dialOnce(ctx, v.addr, v.answer, torchGreet)
+		if err == nil {
+			_ = conn.Close()
+			v.torch = true
+			return "", nil
+		}
+		if errors.Is(err, errSilent) {
+			v.silent++
+		}
+	}
+	if v.silent >= v.tries && ctx.Err() == nil {
+		return hintSilent, fmt.Errorf("%w: %w within %v", ErrNotRendezvous, errSilent, v.answer)
+	}
+	return "", nil
 }
 
 // How a server does not greet.
@@ -109,13 +162,14 @@ func checkAddr(addr string, leastPort uint64) error {
 	return nil
 }
 
-func dialOnce(ctx context.Context, addr string, greet func(net.Conn) error) (net.Conn, error) {
+// dialOnce connects and greets, and gives the server so long to greet back.
+func dialOnce(ctx context.Context, addr string, answer time.Duration, greet func(net.Conn) error) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	hurry, cancel := context.WithTimeout(ctx, answerTime)
+	hurry, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
 	release := guard(hurry, conn)
 	err = greet(conn)
@@ -123,15 +177,28 @@ func dialOnce(ctx context.Context, addr string, greet func(net.Conn) error) (net
 	if err == nil {
 		return conn, nil
 	}
-	_ = conn.Close()
+	defer func() { _ = conn.Close() }()
 	switch {
 	case errors.Is(err, ErrNotRendezvous) || errors.Is(err, ErrRestarted):
+	case hurry.Err() != nil && ctx.Err() == nil && isWeb(conn):
+		err = fmt.Errorf("%w: it is a web server", ErrNotRendezvous)
 	case hurry.Err() != nil:
 		err = errSilent
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
 		err = errClosed
 	}
 	return nil, err
+}
+
+// isWeb says whether a server that stays silent waits for the end of a request: then it complains about ours.
+func isWeb(conn net.Conn) bool {
+	if conn.SetDeadline(time.Now().Add(webTime)) != nil {
+		return false
+	}
+	b := make([]byte, len("HTTP/"))
+	_, _ = io.WriteString(conn, "\r\n\r\n")
+	_, _ = io.ReadFull(conn, b)
+	return string(b) == "HTTP/"
 }
 
 // readGreeting fills b, which has to begin with want. It does not wait for the rest of one that begins otherwise.

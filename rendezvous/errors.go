@@ -65,8 +65,8 @@ const (
 	hintURL    = "write mem://name, file:///directory, tcp://host:port or torch://host:port"
 	hintReopen = "open it anew; what was in it before is gone"
 	hintOther  = "is another program listening on that port? Compare host and port with those of the launcher"
-	hintSilent = "is another program listening on that port, a web server say, or is the launcher stopped?"
-	hintClosed = "is another program listening on that port, torch's store (torch://, not tcp://), or a proxy before a server that is not up?"
+	hintSilent = "is another program listening on that port (torch's store is torch://, not tcp://), or is the launcher stopped?"
+	hintClosed = "is another program listening on that port, or a proxy before a server that is not up?"
 )
 
 // waitedError is the end of a wait. It reads "no answer after 10s (connection refused)".

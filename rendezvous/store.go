@@ -72,7 +72,7 @@ type Store interface {
 //	torch://host:port  a TCPStore of torch.distributed, or a [Server]
 //
 // A server that is not up yet is tried again until ctx ends, without a deadline in ctx for [OpenTimeout]. Another program
-// at its address is [ErrNotRendezvous] within seconds.
+// at its address is [ErrNotRendezvous] within seconds, for torch:// within half a minute if it says nothing at all.
 func Open(ctx context.Context, rawURL string) (Store, error) {
 	scheme, rest, err := parseURL(rawURL)
 	if err != nil {

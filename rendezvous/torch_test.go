@@ -68,6 +68,14 @@ func TestTorchServers(t *testing.T) {
 				require.NoError(t, err)
 				return opener(t, "torch://127.0.0.1:"+line())
 			})
+			mu.Lock()
+			defer mu.Unlock()
+			_, err := fmt.Fprintln(in, backend)
+			require.NoError(t, err)
+			addr := "127.0.0.1:" + line()
+			_, err = rendezvous.Open(soon(t), "tcp://"+addr)
+			require.ErrorIs(t, err, rendezvous.ErrNotRendezvous)
+			require.ErrorContains(t, err, "write torch://"+addr)
 		})
 	}
 }

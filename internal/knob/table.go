@@ -22,7 +22,7 @@ var (
 	ShmBytes = add(size("SERRY_SHM_BYTES", "64MiB", 1<<20, 1<<40)).
 			does("shared memory of each process for slots")
 	Links = add(oneOf("SERRY_LINKS", "auto", "auto", "shm", "tcp")).
-		does("which links are used: auto takes shared memory inside a host and tcp between hosts")
+		does("which links are used: auto (or shm) takes shared memory inside a host and tcp between hosts; tcp takes no shared memory")
 	Heartbeat = add(duration("SERRY_HEARTBEAT", "100ms", time.Millisecond, time.Minute)).
 			does("how often each process tells the others that it lives")
 	HeartbeatLimit = add(duration("SERRY_HEARTBEAT_LIMIT", "1s", 5*time.Millisecond, time.Hour)).
