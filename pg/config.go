@@ -34,12 +34,20 @@ type Config struct {
 	Listen     string // address or interface to listen on (default: that of the route to Via)
 	Via        string // "host:port" of the rendezvous
 	SocketDir  string // for unix sockets where a host's processes share no network namespace (default: abstract names)
-	Retain     int    // bytes up to which a result is kept for others instead of an extra hop, equal on all ranks like Options (default 64 KiB; negative: none)
 
-	HeartbeatEvery, HeartbeatLimit time.Duration // defaults 100 ms, 1 s
-	NoChecksum                     bool          // of frames between hosts; a link has none if either side wants none
-	Wrap                           func(device.Link) device.Link
-	Log                            *slog.Logger
+	// Retain is the bytes up to which a result is kept for others instead of an extra hop between hosts (default 64 KiB;
+	// negative: none). It is equal on all ranks, as Options are.
+	Retain int
+
+	// HeartbeatLimit (default 1 s) is the silence after which a process of another host is suspected; HeartbeatEvery
+	// (default a tenth of it) is how often this one is heard.
+	HeartbeatEvery, HeartbeatLimit time.Duration
+	// NoChecksum saves that of frames between hosts. A link has none if either of its sides wants none.
+	NoChecksum bool
+	// Wrap puts something around each link: faults, in tests.
+	Wrap func(device.Link) device.Link
+	// Log gets what happens (default: nothing is logged).
+	Log *slog.Logger
 }
 
 func (c *Config) fill() error {

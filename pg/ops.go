@@ -8,6 +8,10 @@ import (
 	"github.com/serry-project/serry/internal/dtype"
 )
 
+// Operations: each is collective, and every active rank issues it at the same place of its order, with equal dtype and
+// lengths (else *GroupFailed with ErrMismatch). Buffers are the caller's again when it returns; on an error the output holds
+// nothing that can be used. Errors: see Group.
+
 // Do runs an operation that the named methods do not cover. Its buffers are described in collectives.Call.
 func (g *Group) Do(ctx context.Context, call *collectives.Call) (Result, error) {
 	return g.do(ctx, call)
@@ -27,7 +31,8 @@ func (g *Group) AllReduce(ctx context.Context, out, in Buffer, op ReduceOp) (Res
 	return g.do(ctx, &collectives.Call{Kind: collectives.AllReduce, DType: in.DType, Reduce: op, In: in.Data, Out: out.Data})
 }
 
-// Broadcast copies root's buffer to every rank.
+// Broadcast copies root's buffer to every rank; root is a rank of the group. If it is lost, the others get
+// *collectives.ErrSourceLost (Continue) or *RankLost (Raise), alike.
 func (g *Group) Broadcast(ctx context.Context, buf Buffer, root int) (Result, error) {
 	return g.do(ctx, &collectives.Call{Kind: collectives.Broadcast, DType: buf.DType, Root: root, In: buf.Data, Out: buf.Data})
 }

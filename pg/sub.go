@@ -17,11 +17,15 @@ import (
 	"github.com/serry-project/serry/internal/wire"
 )
 
-// proposal is what each rank says of a group that is to be made: {digest of slots and options, random id, epoch}.
+// proposalBytes is what each rank says of a group that is to be made: {digest of slots and options (8), random id (8)}.
 const proposalBytes = 16
 
-// Sub makes a group of some of g's slots. It is an operation of g: every active member of g calls it with the same
-// arguments, also one that will not be in it (it gets nil). slots nil: all of g's.
+// Sub makes a group of some of g's slots (of the world, in any order, each once; nil: all of g's). It is an operation of g:
+// every active member of g calls it with the same arguments, also one that will not be in it (it gets nil, nil). Close the
+// group when it is not needed any more, also after it has failed: its memory is this process's arena (Config.ArenaBytes).
+//
+// Errors are those of an operation of g; ErrMismatch: the ranks gave other slots or options, and no group was made. If one
+// of the members has no memory for it, the group is failed for good on all of them.
 func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, error) {
 	if slots == nil {
 		slots = g.slots
@@ -44,7 +48,7 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 	for _, s := range slots {
 		d = wire.Hash(d, uint64(s))
 	}
-	for _, x := range []uint64{uint64(opts.Mode), uint64(opts.Timeout), uint64(opts.SlotBytes), uint64(opts.Depth), uint64(opts.lanes())} {
+	for _, x := range []uint64{uint64(opts.Mode), uint64(opts.Timeout), uint64(opts.SlotBytes), uint64(opts.Depth), uint64(opts.lanes()), uint64(bit(opts.ManualResume))} {
 		d = wire.Hash(d, x)
 	}
 	in := make([]byte, proposalBytes)
@@ -72,7 +76,7 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 			id = binary.LittleEndian.Uint64(p[8:])
 		}
 		if binary.LittleEndian.Uint64(p) != d {
-			return nil, fmt.Errorf("%w: rank %d makes a group of other slots or with other options than rank %d (slots %v)", ErrMismatch, r, g.rank, slots)
+			return nil, fmt.Errorf("%w: rank %d makes a group of other slots or with other Options than rank %d (slots %v, %+v): give the same on all", ErrMismatch, r, g.rank, slots, opts)
 		}
 	}
 	if !slices.Contains(slots, g.w.slot) {

@@ -69,3 +69,25 @@ func TestTermsDiffer(t *testing.T) {
 	require.Equal(t, ws[0].Options(), ws[2].Options())
 	require.Equal(t, 4096, ws[2].cfg.Retain)
 }
+
+// TestSubOptionsDiffer: no group is made, and both ranks are told.
+func TestSubOptionsDiffer(t *testing.T) {
+	ws := worlds(t, 2, Config{})
+	ctx := within(t, 30*time.Second)
+	for _, o := range []Options{{Mode: Raise}, {Timeout: time.Second}, {SlotBytes: 8 << 10}, {Depth: 2}, {Pairs: true}, {ManualResume: true}} {
+		for r, err := range onAll(ws, func(w *World) error {
+			opts := Options{}
+			if w.Rank() == 1 {
+				opts = o
+			}
+			g, err := w.Sub(ctx, nil, opts)
+			require.Nil(t, g)
+			return err
+		}) {
+			require.ErrorIs(t, err, ErrMismatch)
+			require.ErrorContains(t, err, fmt.Sprintf("rank %d makes a group of other slots or with other Options than rank %d", 1-r, r))
+		}
+		require.Len(t, ws[0].Groups(), 1)
+	}
+	all(t, ws, func(w *World) error { _, err := w.Barrier(ctx); return err })
+}
