@@ -145,8 +145,12 @@ type ErrPoisoned struct {
 func (e *ErrPoisoned) Error() string {
 	s := fmt.Sprintf("ep: rank %d gave the step up: %v", e.Rank, e.Reason)
 	switch e.Reason {
-	case ReasonTooManyTokens, ReasonOverflow, ReasonShape, ReasonInvalidExpert:
+	case ReasonTooManyTokens, ReasonOverflow:
 		s += fmt.Sprintf(" (%d, at most %d)", e.A, e.B)
+	case ReasonInvalidExpert: // may be negative
+		s += fmt.Sprintf(" (%d, want -1 to %d)", int32(e.A), e.B)
+	case ReasonShape:
+		s += fmt.Sprintf(" (%d elements, want %d)", e.A, e.B)
 	case ReasonUncovered:
 		s += fmt.Sprintf(" (%d)", e.A)
 	}

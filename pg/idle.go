@@ -10,10 +10,12 @@ import (
 const (
 	quietFor  = 10 * time.Millisecond  // after an operation, until those who retain it are told
 	tidyEvery = 250 * time.Millisecond // while something is kept for others
+	oweEvery  = time.Millisecond       // while a link has no room for a credit
 )
 
 // Idle implements agent.Host. 10 ms after an operation those who retain it are told; versions that every member has left
-// behind, and groups that every member has closed, are forgotten.
+// behind, and groups that every member has closed, are forgotten; credits for messages that a link had no room for are
+// sent again.
 func (h worldHost) Idle(now time.Duration) (next time.Duration) {
 	w := h.World
 	if w.Group == nil {
@@ -37,7 +39,7 @@ func (h worldHost) Idle(now time.Duration) (next time.Duration) {
 		}
 	}
 	if w.owes.Swap(false) && w.oweAt == 0 {
-		w.oweAt = now + time.Millisecond
+		w.oweAt = now + oweEvery
 	}
 	if w.oweAt != 0 && now >= w.oweAt {
 		w.oweAt = 0
@@ -45,7 +47,7 @@ func (h worldHost) Idle(now time.Duration) (next time.Duration) {
 			g.creditAll()
 		}
 		if w.owes.Swap(false) {
-			w.oweAt = now + time.Millisecond
+			w.oweAt = now + oweEvery
 		}
 	}
 	for _, t := range []time.Duration{w.ackAt, w.tidyAt, w.oweAt} {

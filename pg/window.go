@@ -196,8 +196,8 @@ func (g *Group) send(dst *collectives.Member, f *device.Frame) error {
 	return dst.Send(f)
 }
 
-// message takes a frame of KindP2P; it runs on the loop.
-func (g *Group) message(rank int, f *device.Frame) {
+// p2pFrame takes a frame of KindP2P; it runs on the loop.
+func (g *Group) p2pFrame(rank int, f *device.Frame) {
 	g.p2p.frame(rank, f)
 	g.credit(rank)
 }

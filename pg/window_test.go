@@ -200,12 +200,12 @@ func TestWindowBooks(t *testing.T) {
 	part := func(inc uint32, tag uint32, sent uint64, off, n, total int) {
 		f := &device.Frame{Payload: make([]byte, n)}
 		f.Inc, f.Tag, f.Seq, f.Offset, f.Total, f.Length, f.Version = inc, tag, sent, uint64(off), uint64(total), uint32(n), 5
-		w.message(1, f)
+		w.p2pFrame(1, f)
 	}
 	flag := func(inc uint32, flags uint8, sent, taken uint64) {
 		f := &device.Frame{}
 		f.Inc, f.Flags, f.Seq, f.Completed = inc, flags, sent, taken
-		w.message(1, f)
+		w.p2pFrame(1, f)
 	}
 	taken := func() uint64 { in := &p.flows[1].in; return in.sent - in.held }
 	const c = messageCost

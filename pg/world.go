@@ -398,7 +398,7 @@ func (g *Group) frame(from fault.ID, f *device.Frame) {
 		}
 		f.Inc = from.Inc // what the handshake proved, not what the header says
 		if f.Kind == wire.KindP2P {
-			g.message(r, f)
+			g.p2pFrame(r, f)
 		} else {
 			g.comm.Frame(r, f)
 		}
