@@ -7,7 +7,6 @@ import (
 	"image/png"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -186,60 +185,6 @@ func TestReplacementThatDies(t *testing.T) {
 	require.Contains(t, stdout, "rank 2 was ended by SIGKILL, and not by the demo")
 	r, _ := readReport(t, dir)
 	require.True(t, r.Identical)
-}
-
-// left lists the processes with a text in their command line.
-func left(t *testing.T, text string) (pids []string) {
-	t.Helper()
-	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	require.NoError(t, err)
-	for _, path := range lines {
-		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(text)) {
-			pids = append(pids, path)
-		}
-	}
-	return pids
-}
-
-// SIGINT, at any moment: no process and no file is left.
-func TestInterrupt(t *testing.T) {
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	for _, when := range []string{"model:", "epoch 1", "kill -9"} {
-		if testing.Short() && when != "epoch 1" {
-			continue
-		}
-		t.Run(when, func(t *testing.T) {
-			dir := t.TempDir()
-			own := filepath.Join(dir, "weights-of-this-test") // in the command line of each worker
-			abs, err := filepath.Abs(weights)
-			require.NoError(t, err)
-			require.NoError(t, os.Symlink(abs, own))
-			cmd := exec.Command(exe, "--out", filepath.Join(dir, "out"), "--weights", own, "--prompts", "6", "--max", "100")
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			stdout, err := cmd.StdoutPipe()
-			require.NoError(t, err)
-			require.NoError(t, cmd.Start())
-			var seen strings.Builder
-			for buf := make([]byte, 4096); !strings.Contains(seen.String(), when); {
-				n, err := stdout.Read(buf)
-				require.NoError(t, err, seen.String())
-				seen.Write(buf[:n])
-			}
-			require.NotEmpty(t, left(t, own))
-			require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-			begin := time.Now()
-			_ = cmd.Wait()
-			require.Equal(t, 130, cmd.ProcessState.ExitCode())
-			require.Less(t, time.Since(begin), 10*time.Second)
-			require.Equal(t, "demo: stopped by interrupt\n", stderr.String())
-			require.Empty(t, left(t, own))
-			files, err := os.ReadDir(filepath.Join(dir, "out"))
-			require.NoError(t, err)
-			require.Empty(t, files)
-		})
-	}
 }
 
 func TestUsage(t *testing.T) {
