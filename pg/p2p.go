@@ -189,8 +189,8 @@ func (g *Group) p2pEpoch() (uint64, error) {
 //
 // Of what rank to has not received yet, at most Window bytes are under way from this rank in the group, whatever the tags:
 // a Send beyond it waits until the other has received enough. So a rank that sends more than Window before it receives
-// needs a peer that receives. It waits at most Options.Timeout in all, for its turn (one Send to a rank at a time), for
-// the window, and for room in the link.
+// needs a peer that receives; what that never receives keeps its room, in a Raise group until the next loss. Send waits at
+// most Options.Timeout in all, for its turn (one Send to a rank at a time), for the window, and for room in the link.
 //
 // Errors: ctx's, or context.DeadlineExceeded after Options.Timeout: the message was not sent, and nothing happens to the
 // group. *RankLost: rank to is not active, or (Raise) a loss has not been returned by an operation yet. ErrFailed,

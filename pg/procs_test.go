@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m, map[string]harness.Program{"loop": loopProgram, "speed": speedProgram, "idles": idlesProgram})
+	harness.Main(m, map[string]harness.Program{"loop": loopProgram, "speed": speedProgram, "idles": idlesProgram, "ring": ringProgram})
 }
 
 type loopArgs struct {
