@@ -130,7 +130,11 @@ func (k *kill) String() string {
 	case k.Epoch == 0:
 		return "when all was answered"
 	}
-	return fmt.Sprintf("new view in %.1f ms, all serve on in %.1f ms, %d requests taken over", k.DetectMs, k.ResumeMs, k.Taken)
+	s := fmt.Sprintf("all serve on in %.1f ms, %d requests taken over", k.ResumeMs, k.Taken)
+	if k.Planned {
+		s = fmt.Sprintf("new view in %.1f ms, %s", k.DetectMs, s)
+	}
+	return s
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

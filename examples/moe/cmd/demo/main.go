@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -197,16 +198,18 @@ func demo(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	r := w.report(o, kills, rejoins)
 	r.Model = fmt.Sprintf("%x", m.Digest)
 	written := res.write(w, r)
+	var text bytes.Buffer
 	if o.json {
-		e := json.NewEncoder(stdout)
+		e := json.NewEncoder(&text)
 		e.SetIndent("", "  ")
-		if err := e.Encode(r); err != nil {
-			return err
-		}
+		err = e.Encode(r)
 	} else {
-		w.summary(stdout, r, o.out)
+		w.summary(&text, r, o.out)
 	}
-	return errors.Join(r.verdict(), written)
+	if err == nil {
+		_, err = stdout.Write(text.Bytes())
+	}
+	return errors.Join(r.verdict(), written, err)
 }
 
 // single answers the prompts in this process, for comparison, and counts on a terminal. total is the number of bytes.

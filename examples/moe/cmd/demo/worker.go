@@ -18,6 +18,9 @@ import (
 // endKey in the rendezvous tells the workers to end when all is answered.
 const endKey = "end"
 
+// meetTime is enough to reach the rendezvous, which is there before any worker: longer tries are for a demo that is gone.
+const meetTime = 10 * time.Second
+
 // job is what the demo tells its workers, as JSON on their command line.
 type job struct {
 	Weights string
@@ -37,7 +40,9 @@ func worker(ctx context.Context, text string) error {
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
 		return fmt.Errorf("the job: %w", err)
 	}
-	cfg, err := pg.FromEnv(ctx)
+	meet, cancelMeet := context.WithTimeout(ctx, meetTime)
+	defer cancelMeet()
+	cfg, err := pg.FromEnv(meet)
 	if err != nil {
 		return err
 	}
