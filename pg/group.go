@@ -367,7 +367,7 @@ func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) erro
 			n, since = 0, 0
 			continue
 		}
-		if g.w.canSpin && n < spinSteps {
+		if g.w.canSpin.Load() && n < spinSteps {
 			host.Spin(1)
 			continue
 		}

@@ -71,7 +71,7 @@ func (w *World) tidy() (more bool) {
 			w.mu.Lock()
 			delete(w.groups, g.id)
 			w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
-			w.gone[g.id] = struct{}{}
+			w.gone.add(g.id)
 			w.mu.Unlock()
 			g.comm.Release(g.inOrder.Load())
 			w.agent.Step(fault.Dropped{Group: g.id})

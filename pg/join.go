@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/collectives"
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
 	"github.com/serry-project/serry/fault/agent"
 	"github.com/serry-project/serry/mesh"
@@ -66,7 +65,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	}
 	w := &World{
 		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, members: map[fault.ID]*mesh.Peer{},
-		left: make(chan struct{}), isOver: make(chan struct{}), gone: map[uint64]struct{}{}, events: events{ch: make(chan Event, 256)},
+		left: make(chan struct{}), isOver: make(chan struct{}), events: events{ch: make(chan Event, 256)},
 	}
 	fail := func(what string, err error) (*World, error) {
 		if w.mesh != nil {
@@ -322,13 +321,6 @@ func (w *World) reach(ctx context.Context, ms []fault.Member) {
 
 // share gets the shared words of this host: those that it has, or new ones made by the lowest of those who need some.
 func (w *World) share(ctx context.Context, ms []fault.Member) error {
-	local := 1
-	for _, m := range ms {
-		if m.Host == w.mesh.Host() && m.Nonce != fault.Nonce(w.mesh.Nonce()) {
-			local++
-		}
-	}
-	w.canSpin = local <= host.Cores()
 	if w.cfg.Links == "tcp" {
 		w.words = make([]byte, collectives.WordsBytes)
 		return nil

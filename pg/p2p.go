@@ -363,7 +363,7 @@ type heldFrame struct {
 // that the group's depth and Window set: the same bytes would be kept if we had the group.
 func (w *World) held(from fault.ID, f *device.Frame) {
 	w.mu.Lock()
-	_, had := w.gone[f.Group]
+	had := slices.Contains(w.gone.ids, f.Group)
 	w.mu.Unlock()
 	if had {
 		return
@@ -371,6 +371,23 @@ func (w *World) held(from fault.ID, f *device.Frame) {
 	c := *f
 	c.Payload = append([]byte(nil), f.Payload...)
 	w.early = append(w.early, heldFrame{from, c})
+}
+
+// forgotten is the groups that this process has forgotten last: a frame of one comes late, not early.
+type forgotten struct {
+	ids  []uint64
+	next int
+}
+
+const keepForgotten = 1024
+
+func (x *forgotten) add(id uint64) {
+	if len(x.ids) < keepForgotten {
+		x.ids = append(x.ids, id)
+		return
+	}
+	x.ids[x.next] = id
+	x.next = (x.next + 1) % keepForgotten
 }
 
 // replay gives a new group the frames that came before it.

@@ -172,7 +172,7 @@ func (w *World) makeGroup(id uint64, slots []int, opts Options, epoch uint64, ms
 // loop. Until that is agreed the group counts as one in which this process has returned from nothing.
 func (w *World) unmade(fg fault.Group, epoch uint64, why error) {
 	w.mu.Lock()
-	w.gone[fg.ID] = struct{}{}
+	w.gone.add(fg.ID)
 	failed := slices.ContainsFunc(w.past, func(in fault.Install) bool { return failsIn(&in, fg.ID) })
 	w.mu.Unlock()
 	w.early = slices.DeleteFunc(w.early, func(h heldFrame) bool { return h.f.Group == fg.ID })

@@ -10,6 +10,7 @@ import (
 
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
 	"github.com/serry-project/serry/fault/agent"
 	"github.com/serry-project/serry/internal/wire"
@@ -32,12 +33,12 @@ type World struct {
 	agent    *agent.Agent
 	arena    *collectives.Arena
 	words    []byte
-	canSpin  bool
+	canSpin  atomic.Bool // the ranks of this host fit on its cores
 	log      *slog.Logger
 	joined   Joined
 	identity identity
 	early    []heldFrame         // of groups that we do not have yet
-	gone     map[uint64]struct{} // groups that we had; of mu
+	gone     forgotten           // guarded by mu
 	without  map[uint64]struct{} // groups that the others have, and that will be failed for it; the loop's own
 
 	mu      sync.Mutex
@@ -190,13 +191,18 @@ func (w *World) membersOf(slots []int, v *fault.View) (ms []collectives.Member) 
 }
 
 func (w *World) learn(v *fault.View) {
+	local := 0
 	for _, m := range v.Members {
+		if m.Host == w.mesh.Host() {
+			local++
+		}
 		if w.members[m.ID] == nil {
 			if p := w.find(m.Nonce); p != nil {
 				w.members[m.ID] = p
 			}
 		}
 	}
+	w.canSpin.Store(local <= host.Cores())
 }
 
 // host is the World as the agent sees it; its methods run on the loop thread.

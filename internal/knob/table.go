@@ -32,7 +32,7 @@ var (
 	Depth = add(integer("SERRY_DEPTH", "4", 1, 64)).
 		does("operations of a group with bytes in flight at once; equal on all ranks")
 	CRC = add(boolean("SERRY_CRC", "on")).
-		does("frames between hosts carry a checksum; equal on all ranks")
+		does("frames between hosts carry a checksum, if both sides want it")
 )
 
 // What the Go runtime reads itself; here because it overrides what we would do.
