@@ -244,7 +244,11 @@ func (c *Comm) CloseWord(epoch uint64, alive func(rank int) bool) (done map[int]
 	var w uint64
 	for {
 		w = c.dec.Load()
-		if decision(w).closed() == closedFor(epoch) || decision(w).version() != v.Epoch&(1<<18-1) {
+		if decision(w).version() != v.Epoch&(1<<18-1) {
+			break
+		}
+		// A host-mate may be ahead of us and have promised a later view: what it vouched for must stay.
+		if cl := decision(w).closed(); cl != 0 && !behind(cl, closedFor(epoch), 15) {
 			break
 		}
 		if n := w&^0xffff | closedFor(epoch); c.dec.CompareAndSwap(w, n) {
@@ -343,16 +347,15 @@ func (c *Comm) Finished() bool {
 	return !c.Untold()
 }
 
-// Release gives the group's memory back. No operation may be under way, here or at a peer. closed: every member has made
-// the group and closed it, so the last of this host gives the host's word back too. Where one of them dies in between, or
-// the group has failed, the word stays taken.
-func (c *Comm) Release(closed bool) {
+// Release gives the group's memory back. No operation may be under way, here or at a peer. over: every member has made the
+// group and closed it, or it has failed, so that nothing is ever decided in it again; then the last of this host gives the
+// host's word back too. Where one of them dies in between, the word stays taken.
+func (c *Comm) Release(over bool) {
 	c.cfg.Arena.free(c.cfg.Group)
-	v := c.cur.Load()
-	if !closed || v.Fail != "" {
+	if !over {
 		return
 	}
-	for _, p := range v.locals {
+	for _, p := range c.cur.Load().locals {
 		if a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape); a != nil || err != nil {
 			return
 		}

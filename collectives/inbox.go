@@ -2,8 +2,10 @@ package collectives
 
 import (
 	"errors"
+	"math"
 
 	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -217,7 +219,7 @@ func (c *Comm) fromSlot(r int, f *device.Frame) (h header, data []byte) {
 			return h, nil
 		}
 		data = append(make([]byte, 0, h.length+1), s.data[:h.length]...)
-		if s.pub.Load() != w {
+		if host.Recheck(s.pub) != w {
 			return h, nil
 		}
 		return h, data
@@ -248,9 +250,24 @@ func (c *Comm) Tell() bool {
 	return true
 }
 
+// Quit tells the remote members that this rank needs nothing more of a group that has failed, however far it has come. It
+// reports whether all could be told; else it is called again.
+func (c *Comm) Quit() bool {
+	for _, p := range c.cur.Load().remotes {
+		f := device.Frame{}
+		f.Kind, f.Version = wire.KindDone, c.cur.Load().Epoch
+		if err := c.sendDone(p, &f, math.MaxUint64); errors.Is(err, device.ErrFull) {
+			return false
+		}
+	}
+	return true
+}
+
 // send fills in who we are and sends. An error other than ErrFull is evidence, which the mesh keeps: it is not ours.
-func (c *Comm) send(p *peer, f *device.Frame) error {
-	f.Group, f.Completed = c.cfg.Group, c.own.done.Load()
+func (c *Comm) send(p *peer, f *device.Frame) error { return c.sendDone(p, f, c.own.done.Load()) }
+
+func (c *Comm) sendDone(p *peer, f *device.Frame, done uint64) error {
+	f.Group, f.Completed = c.cfg.Group, done
 	f.Slot, f.To, f.ToInc = uint16(c.cfg.Slots[c.cfg.Rank]), uint16(p.Slot), p.Inc
 	if me := c.cur.Load().peers[c.cfg.Rank]; me != nil {
 		f.Inc = me.Inc

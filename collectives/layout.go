@@ -3,6 +3,7 @@ package collectives
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/serry-project/serry/device/host"
@@ -136,17 +137,40 @@ func NewArena(mem []byte, reserve func(n int) error, first Shape) (*Arena, error
 	return &Arena{mem: mem, reserve: reserve}, nil
 }
 
-// alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
-func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	need, off, at := s.areaBytes(), dirBytes, 0
-	for i, sp := range a.spans {
+// room is where an area of need bytes fits first, and the index of the span after it.
+func room(spans []span, need int) (off, at int) {
+	off = dirBytes
+	for i, sp := range spans {
 		if sp.off-off >= need {
 			break
 		}
 		off, at = sp.end, i+1
 	}
+	return off, at
+}
+
+// Prepare makes the memory of groups of these shapes exist, which takes its time, so that New has it at once, on a thread
+// that may not be held up. If there is no room New will say so.
+func (a *Arena) Prepare(shapes ...Shape) {
+	a.mu.Lock()
+	spans, most := slices.Clone(a.spans), 0
+	for _, s := range shapes {
+		off, at := room(spans, s.areaBytes())
+		spans = slices.Insert(spans, at, span{off, off + s.areaBytes()})
+		if end := off + s.areaBytes(); end <= len(a.mem) {
+			most = max(most, end)
+		}
+	}
+	a.mu.Unlock()
+	_ = a.reserve(most)
+}
+
+// alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
+func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	need := s.areaBytes()
+	off, at := room(a.spans, need)
 	if off+need > len(a.mem) {
 		return nil, fmt.Errorf("collectives: no room for a group of %d ranks: its slots take %d bytes (%d x %d x %d) and %d of %d are left: raise SERRY_SHM_BYTES or use smaller slots",
 			s.Size, need, s.Depth, s.Lanes, s.SlotBytes, len(a.mem)-off, len(a.mem))
@@ -173,9 +197,7 @@ func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
 		v.slots[i].ack.Store(0)
 		v.slots[i].hold.Store(0)
 	}
-	a.spans = append(a.spans, span{})
-	copy(a.spans[at+1:], a.spans[at:])
-	a.spans[at] = span{off, off + need}
+	a.spans = slices.Insert(a.spans, at, span{off, off + need})
 	host.Word64(a.mem, e*32+8).Store(uint64(start))
 	host.Word64(a.mem, e*32+16).Store(uint64(s.SlotBytes))
 	host.Word64(a.mem, e*32+24).Store(uint64(s.Depth)<<32 | uint64(s.Lanes)<<24 | uint64(s.Size))

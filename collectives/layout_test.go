@@ -73,6 +73,25 @@ func TestReopen(t *testing.T) {
 	}
 }
 
+// A host-mate may have promised a later view already when we close for this one: its close stays, and so does not open the
+// word for decisions that it has not vouched for when we take ours back.
+func TestCloseOfALaterViewStays(t *testing.T) {
+	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
+	c := w.ranks[0].comm
+	alive := func(int) bool { return true }
+	for _, e := range []uint64{2, 70_000, 0xfffe, 0xffff, 0x10000} {
+		later := uint64(decided(1, 7)) | closedFor(e+1)
+		c.dec.Store(later)
+		c.CloseWord(e, alive)
+		require.Equal(t, later, c.dec.Load())
+		c.Reopen(e)
+		require.Equal(t, later, c.dec.Load())
+		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		c.CloseWord(e+1, alive)
+		require.Equal(t, later, c.dec.Load(), "a close for an earlier one goes on to ours")
+	}
+}
+
 func TestRearmGoesForwardOnly(t *testing.T) {
 	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
 	c := w.ranks[0].comm
@@ -164,6 +183,34 @@ func TestArena(t *testing.T) {
 	require.NoError(t, err)
 	_, err = small.alloc(9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
 	require.ErrorContains(t, err, "no room")
+}
+
+// TestPrepare: groups of these shapes are made without another page.
+func TestPrepare(t *testing.T) {
+	mem := make([]byte, 1<<20)
+	reserved, calls := 0, 0
+	a, err := NewArena(mem, func(n int) error {
+		if n > reserved {
+			reserved, calls = n, calls+1
+		}
+		return nil
+	}, Shape{})
+	require.NoError(t, err)
+	small, big := Shape{Size: 2, SlotBytes: 8192, Depth: 1, Lanes: 1}, Shape{Size: 3, SlotBytes: 65536, Depth: 4, Lanes: 1}
+	_, err = a.alloc(2, small, 0)
+	require.NoError(t, err)
+	_, err = a.alloc(3, small, 0)
+	require.NoError(t, err)
+	a.free(2)
+	a.Prepare(big, small)
+	was := calls
+	_, err = a.alloc(4, big, 0)
+	require.NoError(t, err)
+	_, err = a.alloc(5, small, 0)
+	require.NoError(t, err)
+	require.Equal(t, was, calls)
+	a.Prepare(Shape{Size: 2, SlotBytes: 1 << 20, Depth: 1, Lanes: 1}) // for which there is no room
+	require.Equal(t, was, calls)
 }
 
 // FuzzFind reads the directory of a peer that may write anything.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/device"
+	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/faultpoint"
 	"github.com/serry-project/serry/internal/wire"
 )
@@ -13,8 +14,8 @@ import (
 // Status is what a Step came to.
 type Status uint8
 
-// The statuses. After Moved the caller restarts the operation in the next version or fails it; Mismatch, Torn and Failed
-// are explained by Op.Err.
+// The statuses. After Moved the caller restarts the operation in the next version or fails it; Mismatch and Failed are
+// explained by Op.Err.
 const (
 	Blocked  Status = iota // nothing to do until something changes
 	Progress               // moved, and may move again at once
@@ -62,7 +63,6 @@ type Op struct {
 	balanced  bool          // all parts of an AllToAll fit
 	decided   bool
 	pulled    bool
-	torn      int
 }
 
 // Start begins operation seq of version v, the last that the caller has taken notice of: if it is over, the operation
@@ -119,7 +119,7 @@ func (o *Op) enter(c *Comm, v *Version) {
 	if o.Kind == AllToAll {
 		o.h.balance = o.balanceOf(c.cfg.Rank, &v.Ranks)
 	}
-	o.published, o.consumed, o.rounds, o.arrived, o.sentTo, o.sentOff, o.torn = 0, 0, 0, 0, 0, 0, 0
+	o.published, o.consumed, o.rounds, o.arrived, o.sentTo, o.sentOff = 0, 0, 0, 0, 0, 0
 	o.held, o.asked, o.balanced, o.decided, o.pulled = 0, 0, false, false, false
 	n := int(o.h.length)
 	o.single = n <= c.cfg.Shape.SlotBytes
@@ -238,7 +238,6 @@ func (c *Comm) Step(o *Op, head bool) Status {
 		}
 		faultpoint.Hit(faultpoint.PullAfter)
 		if !c.still(o) {
-			o.torn++
 			return Blocked // evicted, or about to learn of a new version
 		}
 		o.pulled = true
@@ -253,7 +252,6 @@ func (c *Comm) Step(o *Op, head bool) Status {
 // anything.
 func (c *Comm) misfit(o *Op, err error) Status {
 	if !c.still(o) {
-		o.torn++
 		return Blocked
 	}
 	o.Err = err
@@ -466,7 +464,7 @@ func (c *Comm) arrive(o *Op) Status {
 				continue
 			}
 			h.get(s.call)
-			if s.pub.Load()>>stampShift != stamp {
+			if host.Recheck(s.pub)>>stampShift != stamp {
 				return Blocked
 			}
 			if h.digest == o.h.digest && w&sealedBit == 0 {

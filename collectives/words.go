@@ -89,22 +89,24 @@ func (x index) claim(group uint64) (int, error) {
 	final, mark := group<<1, wire.Hash(0, group)<<32
 	rivals := func(w uint64) bool { return w&1 != 0 && w != wordClosing && w&^(1<<32-1) == mark }
 	for try := range 10_000 {
-		free, rival := -1, -1
+		free, rival, claimed := -1, -1, false
 		for i := range x.n {
 			switch w := x.at(i).Load(); {
 			case w == final:
 				return i, nil
 			case w == 0 && free < 0:
 				free = i
-			case rivals(w):
-				rival = i
-				if try > 100 { // he is dead or stopped
+			case w&1 != 0 && w != wordClosing:
+				if rivals(w) {
+					rival = i
+				}
+				if claimed = true; try > 100 && (rivals(w) || free < 0) { // he is dead or stopped, or begins again
 					x.at(i).CompareAndSwap(w, 0)
 				}
 			}
 		}
 		switch {
-		case rival >= 0:
+		case rival >= 0, free < 0 && claimed && try < 200:
 			x.yield()
 			continue
 		case free < 0:

@@ -54,6 +54,18 @@ func TestClaim(t *testing.T) {
 	}
 }
 
+// TestClaimsOfTheDead: those who died between claiming a place and making it their group's leave nothing behind.
+func TestClaimsOfTheDead(t *testing.T) {
+	words := make([]byte, WordsBytes)
+	for i := range wordEntries {
+		host.Word64(words, 8*i).Store(uint64(i)<<32 | 1)
+	}
+	for range 100 {
+		_, err := claim(words, rand.Uint64()>>1, 3, 4)
+		require.NoError(t, err)
+	}
+}
+
 // stepped is a word before each use of which another process may run.
 type stepped struct {
 	Word

@@ -65,7 +65,9 @@ func (w *World) tidy() (more bool) {
 		case !g.retired.Load():
 			g.idle()
 			more = g.comm.Tidy() || more
-		case !g.comm.Finished():
+		case !g.comm.Finished(), !g.inOrder.Load() && g.comm.Current().Fail == "":
+			more = true // for who was to be told, or until all know that it has failed
+		case !g.inOrder.Load() && !g.comm.Quit():
 			more = true
 		default:
 			w.mu.Lock()
@@ -73,7 +75,7 @@ func (w *World) tidy() (more bool) {
 			w.order = slices.DeleteFunc(w.order, func(id uint64) bool { return id == g.id })
 			w.gone.add(g.id)
 			w.mu.Unlock()
-			g.comm.Release(g.inOrder.Load())
+			g.comm.Release(true)
 			w.agent.Step(fault.Dropped{Group: g.id})
 		}
 	}

@@ -369,6 +369,15 @@ func (w *World) share(ctx context.Context, ms []fault.Member) error {
 
 // begin makes the groups and starts the machine, on the loop.
 func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group, opts map[uint64]groupOptions) error {
+	var shapes []collectives.Shape
+	for _, fg := range groups {
+		if x, ok := opts[fg.ID]; ok {
+			shapes = append(shapes, x.opts.shape(fg.Slots.Len()))
+		} else if fg.ID == worldID {
+			shapes = append(shapes, w.cfg.shape())
+		}
+	}
+	w.arena.Prepare(shapes...) // here, not on the loop: it takes its time
 	res := make(chan error, 1)
 	w.mu.Lock()
 	w.learn(&view)

@@ -101,6 +101,7 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 			ms = append(ms, m)
 		}
 	}
+	w.arena.Prepare(opts.shape(len(slots))) // here, not on the loop: it takes its time
 	var n *Group
 	var err error
 	var state atomic.Int32 // 1: the loop is done, or 2: we do not wait any more
@@ -195,10 +196,14 @@ func failsIn(in *fault.Install, group uint64) bool {
 const closeWait = 50 * time.Millisecond
 
 // Close gives a subgroup up, in order: it is an operation of the group, after which nobody uses it any more. Its memory
-// is free once all members have returned from it.
+// is free once all members have returned from it. If it cannot wait for them, for the end of ctx say, the group fails for
+// good on all its members.
 func (g *Group) Close(ctx context.Context) error {
 	if g.id == worldID {
 		return fmt.Errorf("serry: the world is left or closed, not its group")
+	}
+	if g.retired.Load() {
+		return fmt.Errorf("%w: group %x", ErrClosed, g.id)
 	}
 	_, err := g.Barrier(ctx)
 	for lost := (*RankLost)(nil); errors.As(err, &lost); { // alike on all: those who are left close it
@@ -207,6 +212,9 @@ func (g *Group) Close(ctx context.Context) error {
 		}
 	}
 	g.stop()
+	if err != nil { // nobody may wait for this rank, or use its memory when it is given back
+		g.w.agent.Post(fault.Abort{Group: g.id, Reason: fmt.Sprintf("rank %d could not close it: %s", g.rank, bare(err))})
+	}
 	g.inOrder.Store(err == nil)
 	g.retired.Store(true)
 	g.w.agent.Do(func() {
