@@ -419,6 +419,7 @@ func (p *Welcome) code(c *codec) {
 	list(c, &p.Groups, maxGroups, codeGroup)
 	c.u64(&p.At)
 	c.bytes(&p.Attach, maxAttach)
+	c.set(&p.Gained)
 }
 
 func (p *Refused) code(c *codec) { c.text(&p.Reason) }

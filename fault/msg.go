@@ -188,6 +188,7 @@ type Welcome struct {
 	Groups []Group // of its slot, in order of creation; Cut is the last sequence that is completed
 	At     uint64  // the Boundary at which it enters
 	Attach []byte  // what the member that sends this attached for it
+	Gained Set     // slots of those who enter there, this one too
 }
 
 // Refused tells a joiner that it cannot become a member, and why.

@@ -3,6 +3,7 @@ package pg
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,15 +84,23 @@ func (h worldHost) Hold(count uint64) {
 // Release implements agent.Host.
 func (h worldHost) Release() { h.hold.set(func() { h.hold.at = 0; h.hold.on.Store(false) }) }
 
-// Boundary is where newcomers enter: every member calls it at the same places of its program, such as the start of a
-// step. When nobody waits to come in it costs a counter. Otherwise everything that this process has issued is completed,
-// the members agree, and the group's Active set and version change before it returns. attach (or nil) gives the bytes
-// that a newcomer gets, the step number say; it is called only if one enters.
+// Boundary is where newcomers enter: every member calls it at the same places of its program, once in a step say. When
+// nobody waits to come in it costs a counter. Otherwise everything that this process has issued is completed, the members
+// agree, and the group's Active set and version change before it returns. attach (or nil) gives the bytes that a newcomer
+// gets, the step number say; it is called only if one enters.
+//
+// A newcomer whose Join has returned stands in the Boundary at which it entered: it goes on as the members do after that
+// one. So if it calls Boundary before its first operation, because that is how the step begins, the call is that Boundary:
+// it returns at once what it returned to the others.
 //
 // It does not report a RankLost: the next operation does.
 //
 // What attach gives is at most MaxAttach bytes.
 func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, error) {
+	if w.stands() {
+		n := w.entered.Load()
+		return Passed{n, w.hold.entered(n)}, w.overErr()
+	}
 	n := w.entered.Add(1)
 	faultpoint.Hit(faultpoint.BoundaryEnter)
 	if !w.hold.on.Load() {
@@ -127,10 +136,35 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 		}
 		select {
 		case <-wait:
+		case <-time.After(nagEvery):
+			w.log.Warn("stands in a Boundary for a newcomer: do all members call Boundary at the same places?", "boundary", n)
 		case <-ctx.Done():
 			return Passed{Count: n}, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, ctx.Err())
 		}
 	}
+}
+
+// stands says, once, that this process has issued nothing since the Boundary at which it entered.
+func (w *World) stands() bool {
+	if w.standing == nil {
+		return false
+	}
+	was := w.standing
+	w.standing = nil
+	gs := w.all()
+	for _, g := range gs {
+		if from, ok := was[g.id]; !ok || g.issued.Load() != from || g.p2p.used() {
+			return false
+		}
+	}
+	return len(gs) == len(was)
+}
+
+// used says that something was sent.
+func (p *p2p) used() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.flows, func(f flow) bool { return f.out.sent > 0 })
 }
 
 // drain completes everything that this process has issued, and returns the losses that its next calls will return.

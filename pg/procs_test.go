@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -84,11 +85,13 @@ func loopProgram(args []string, out io.Writer) error {
 		step, _ = strconv.Atoi(string(w.Joined().Attach))
 	}
 	for ; a.Steps == 0 || step < a.Steps; step++ {
-		if !fresh { // a newcomer stands in the Boundary of its first step already
-			if _, err := w.Boundary(ctx, func() []byte { return []byte(strconv.Itoa(step)) }); err != nil {
-				fmt.Fprintf(out, "error %v\n", err)
-				return err
-			}
+		p, err := w.Boundary(ctx, func() []byte { return []byte(strconv.Itoa(step)) })
+		if err != nil {
+			fmt.Fprintf(out, "error %v\n", err)
+			return err
+		}
+		if fresh && (p.Count != w.Joined().Boundary || !slices.Contains(p.Joined, w.Rank())) {
+			return fmt.Errorf("rank %d came in at Boundary %d, its first says %+v", w.Rank(), w.Joined().Boundary, p)
 		}
 		fresh = false
 		time.Sleep(a.Pause)

@@ -142,9 +142,14 @@ func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome
 		w.cfg.Options = o.opts
 	}
 	w.entered.Store(m.At)
+	w.hold.install(m.At, m.Gained.Slots())
 	w.joined = Joined{Replacement: true, Boundary: m.At, Attach: user, Epoch: m.View.Epoch}
 	if err := w.begin(ctx, m.View, m.Groups, opts); err != nil {
 		return err
+	}
+	w.standing = map[uint64]uint64{}
+	for _, g := range w.all() {
+		w.standing[g.id] = g.comm.Done()
 	}
 	if st != nil { // we are a member: that the next newcomer does not find us there is no reason to die
 		if err := st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr()); err != nil {

@@ -55,17 +55,18 @@ type World struct {
 	hold    boundaryHold
 
 	events    events
-	completed atomic.Bool   // an operation of a group with remote members, since the loop looked
-	ackAt     time.Duration // when to tell them; 0: nothing to tell
-	tidyAt    time.Duration // when to look for what can be forgotten; 0: nothing is kept
-	owes      atomic.Bool   // a link had no room to say that messages were received
-	oweAt     time.Duration // when to say it again; 0: nothing to say
+	completed atomic.Bool       // an operation of a group with remote members, since the loop looked
+	ackAt     time.Duration     // when to tell them; 0: nothing to tell
+	standing  map[uint64]uint64 // of a newcomer until its first Boundary: its groups, and how far they were; the caller's own
+	tidyAt    time.Duration     // when to look for what can be forgotten; 0: nothing is kept
+	owes      atomic.Bool       // a link had no room to say that messages were received
+	oweAt     time.Duration     // when to say it again; 0: nothing to say
 }
 
 // Joined says how this process came in.
 type Joined struct {
 	Replacement bool   // it took a slot in a running world (Attach and Boundary say where)
-	Boundary    uint64 // the number of the Boundary at which it entered: the caller goes on as after that one
+	Boundary    uint64 // the number of the Boundary at which it entered, and in which it stands (see World.Boundary)
 	Attach      []byte // what a member attached for it there
 	Epoch       uint64
 }
