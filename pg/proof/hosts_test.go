@@ -53,19 +53,6 @@ func TestTwoHosts(t *testing.T) {
 	}
 }
 
-// TestTwoHostsAtEachPoint is the matrix over two hosts.
-func TestTwoHostsAtEachPoint(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short")
-	}
-	hosts := harness.Hosts(t, 2)
-	where, inHost := hosted(hosts)
-	binary := useBinary(t)
-	places = func(rank int) string { return where(rank).IP }
-	defer func() { places = nil }()
-	matrix(t, func(rank int) []harness.Option { return append(binary(rank), inHost(rank)...) }, "auto")
-}
-
 // TestHostIsLost kills all ranks of a host at once, or cuts it off: the half with the lowest rank goes on.
 func TestHostIsLost(t *testing.T) {
 	seed := seedOf(t)

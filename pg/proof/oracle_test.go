@@ -33,6 +33,8 @@ func (o *op) input(from, to, n int) []byte {
 			binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(float32(int32(h))/(1<<29)))
 		case dtype.BF16:
 			binary.LittleEndian.PutUint16(b[2*i:], uint16(math.Float32bits(float32(int32(h))/(1<<29))>>16))
+		case dtype.I32:
+			binary.LittleEndian.PutUint32(b[4*i:], uint32(h))
 		case dtype.I64:
 			binary.LittleEndian.PutUint64(b[8*i:], h)
 		default:
@@ -99,74 +101,70 @@ func (o *op) want(rank, size int, active []int) []byte {
 	return out
 }
 
-// reduce is the fixed binary tree over rank numbers; a rank that is absent is skipped.
+// reduce is the fixed binary tree over rank numbers; a rank that is absent is skipped. Integers are summed in 64 bits: what
+// does not fit in their own type falls away at the end, which is the same as wrapping at each step.
 func (o *op) reduce(dst []byte, at func(int) ([]byte, bool), n int) {
 	le := binary.LittleEndian
 	switch o.DType {
 	case dtype.I64:
-		var tree func(lo, hi int) (int64, bool)
-		tree = func(lo, hi int) (int64, bool) {
-			if hi-lo == 1 {
-				b, ok := at(lo)
-				if !ok {
-					return 0, false
-				}
-				return int64(le.Uint64(b)), true
-			}
-			a, okA := tree(lo, (lo+hi)/2)
-			b, okB := tree((lo+hi)/2, hi)
-			switch {
-			case !okA:
-				return b, okB
-			case !okB:
-				return a, okA
-			case o.Reduce == dtype.Max:
-				return max(a, b), true
-			}
-			return a + b, true
-		}
-		x, _ := tree(0, slots)
-		if o.Reduce == dtype.Avg {
-			x /= int64(n)
-		}
-		le.PutUint64(dst, uint64(x))
-	default:
-		get := func(b []byte) float32 {
-			if o.DType == dtype.BF16 {
-				return math.Float32frombits(uint32(le.Uint16(b)) << 16)
-			}
-			return math.Float32frombits(le.Uint32(b))
-		}
-		var tree func(lo, hi int) (float32, bool)
-		tree = func(lo, hi int) (float32, bool) {
-			if hi-lo == 1 {
-				b, ok := at(lo)
-				if !ok {
-					return 0, false
-				}
-				return get(b), true
-			}
-			a, okA := tree(lo, (lo+hi)/2)
-			b, okB := tree((lo+hi)/2, hi)
-			switch {
-			case !okA:
-				return b, okB
-			case !okB:
-				return a, okA
-			case o.Reduce == dtype.Max:
-				return max(a, b), true
-			}
-			return a + b, true
-		}
-		x, _ := tree(0, slots)
-		if o.Reduce == dtype.Avg {
-			x /= float32(n)
-		}
-		if o.DType == dtype.BF16 {
-			u := math.Float32bits(x)
-			le.PutUint16(dst, uint16((u+0x7fff+u>>16&1)>>16))
-			return
-		}
+		le.PutUint64(dst, uint64(o.whole(at, n, func(b []byte) int64 { return int64(le.Uint64(b)) })))
+	case dtype.I32:
+		le.PutUint32(dst, uint32(o.whole(at, n, func(b []byte) int64 { return int64(int32(le.Uint32(b))) })))
+	case dtype.U8:
+		dst[0] = byte(o.whole(at, n, func(b []byte) int64 { return int64(b[0]) }))
+	case dtype.F32:
+		x := o.float(at, n, func(b []byte) float32 { return math.Float32frombits(le.Uint32(b)) })
 		le.PutUint32(dst, math.Float32bits(x))
+	case dtype.BF16:
+		x := o.float(at, n, func(b []byte) float32 { return math.Float32frombits(uint32(le.Uint16(b)) << 16) })
+		u := math.Float32bits(x)
+		le.PutUint16(dst, uint16((u+0x7fff+u>>16&1)>>16))
+	default:
+		panic(o.DType.String() + " is unknown here")
 	}
+}
+
+func (o *op) whole(at func(int) ([]byte, bool), n int, get func([]byte) int64) int64 {
+	x, _ := tree(0, slots, at, get, func(a, b int64) int64 {
+		if o.Reduce == dtype.Max {
+			return max(a, b)
+		}
+		return a + b
+	})
+	if o.Reduce == dtype.Avg {
+		x /= int64(n)
+	}
+	return x
+}
+
+func (o *op) float(at func(int) ([]byte, bool), n int, get func([]byte) float32) float32 {
+	x, _ := tree(0, slots, at, get, func(a, b float32) float32 {
+		if o.Reduce == dtype.Max {
+			return max(a, b)
+		}
+		return a + b
+	})
+	if o.Reduce == dtype.Avg {
+		x /= float32(n)
+	}
+	return x
+}
+
+func tree[T any](lo, hi int, at func(int) ([]byte, bool), get func([]byte) T, join func(a, b T) T) (x T, ok bool) {
+	if hi-lo == 1 {
+		b, ok := at(lo)
+		if !ok {
+			return x, false
+		}
+		return get(b), true
+	}
+	a, okA := tree(lo, (lo+hi)/2, at, get, join)
+	b, okB := tree((lo+hi)/2, hi, at, get, join)
+	switch {
+	case !okA:
+		return b, okB
+	case !okB:
+		return a, okA
+	}
+	return join(a, b), true
 }

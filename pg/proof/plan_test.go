@@ -6,6 +6,7 @@ import (
 
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/internal/dtype"
+	"github.com/serry-project/serry/internal/wire"
 )
 
 // The program is drawn from a seed, alike on all ranks: steps of moves, each the start, the end or the whole of an
@@ -27,11 +28,13 @@ var groupOf = map[string][]int{
 type op struct {
 	Step, At int // where its outcome is recorded
 	Group    string
-	Kind     string // of collectives.Kind, or pair, sub, close
+	Kind     string // of collectives.Kind, or pair, p2p, sub, close
 	DType    dtype.DType
 	Reduce   dtype.ReduceOp
 	N        int // elements: of the vector, or what the parts are sized by
-	Root     int
+	Root     int // of p2p: who sends
+	To       int // of p2p: who receives
+	Messages int // of p2p: so many of N bytes each, one after the other
 	InPlace  bool
 }
 
@@ -39,9 +42,12 @@ func (o *op) String() string {
 	return fmt.Sprintf("step %d.%d %s of %s, %v x %d, in place %v", o.Step, o.At, o.Kind, o.Group, o.DType, o.N, o.InPlace)
 }
 
+// local says that the operation is outside of its group's order.
+func (o *op) local() bool { return o.Kind == "send" || o.Kind == "recv" }
+
 // move is what a rank does next.
 type move struct {
-	do string // call, start, wait, dispatch, dispatched, combine, combined
+	do string // call, start, wait, dispatch, dispatched, combine, combined, p2p
 	op *op
 }
 
@@ -52,7 +58,7 @@ func planStep(seed uint64, step int) (moves []move) {
 	draw := func(group string) *op {
 		o := &op{Step: step, At: at, Group: group}
 		at++
-		o.DType = []dtype.DType{dtype.F32, dtype.BF16, dtype.I64}[r.IntN(3)]
+		o.DType = dtype.All()[r.IntN(len(dtype.All()))]
 		o.InPlace = r.IntN(2) == 0
 		size := o.DType.Size()
 		switch r.IntN(8) {
@@ -76,11 +82,26 @@ func planStep(seed uint64, step int) (moves []move) {
 		}
 		return o
 	}
+	message := func(group string) *op {
+		n := min(len(groupOf[group]), founders)
+		o := &op{Step: step, At: at, Group: group, Kind: "p2p", DType: dtype.U8, Root: r.IntN(n), Messages: 1 + r.IntN(4)}
+		at++
+		o.To = (o.Root + 1 + r.IntN(n-1)) % n
+		switch r.IntN(8) {
+		case 0:
+			o.N = wire.MaxPayload + r.IntN(1000) // several frames
+		case 1:
+			o.N = r.IntN(2)
+		default:
+			o.N = 1 + r.IntN(2000)
+		}
+		return o
+	}
 	groups := []string{"W", "A", "B", "C"}
 	var open []*op // started, in order
-	for n := 5 + r.IntN(5); n > 0; n-- {
+	for n := 6 + r.IntN(6); n > 0; n-- {
 		g := groups[r.IntN(len(groups))]
-		switch k := r.IntN(10); {
+		switch k := r.IntN(12); {
 		case k < 4 && len(open) < 4:
 			o := draw(g)
 			open = append(open, o)
@@ -97,6 +118,8 @@ func planStep(seed uint64, step int) (moves []move) {
 				moves = append(moves, move{do: "call", op: draw(g)})
 			}
 			moves = append(moves, move{do: "dispatched", op: o}, move{do: "combine", op: o}, move{do: "combined", op: o})
+		case k == 7 || k == 8:
+			moves = append(moves, move{do: "p2p", op: message(g)})
 		default:
 			moves = append(moves, move{do: "call", op: draw(g)})
 		}
@@ -134,6 +157,22 @@ func (o *op) pairCount(from, to int, combine bool) int {
 		from, to = to, from
 	}
 	return o.N * (1 + (from*3+to*5+o.Step)%4) / 4
+}
+
+// message is what the sender of a p2p gives, the ith time.
+func (o *op) message(i int) []byte {
+	p := *o
+	p.At += 1000 * (i + 1)
+	return p.input(o.Root, o.To, o.N)
+}
+
+// tag is the one of a p2p: several of a step have the same, so that their order shows. Where messages may come too late to
+// be received, each has its own. With the next step it changes: what one who died had sent may still lie there.
+func (o *op) tag(late bool) uint32 {
+	if late {
+		return uint32(o.Step<<8 | o.At)
+	}
+	return uint32(o.Step<<8 | o.At%2)
 }
 
 // call makes rank's buffers for the operation, in a group of size ranks.

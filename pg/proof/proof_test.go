@@ -2,6 +2,7 @@ package proof
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -92,7 +93,7 @@ func (w *world) finish(dead ...int) (ss []survivor, count map[string]int) {
 		require.NoError(w.t, err)
 		ss = append(ss, s)
 	}
-	more, count := check(w.args.Seed, ss)
+	more, count := check(w.args, ss)
 	bad = append(bad, more...)
 	if len(bad) > 0 {
 		for r, p := range w.procs {
@@ -114,12 +115,14 @@ func contains(s []int, x int) bool {
 	return false
 }
 
+var seedFlag = flag.Uint64("proof.seed", map[bool]uint64{false: 1, true: 0}[long], "what all is drawn from; 0: another one each time")
+
 func seedOf(t testing.TB) uint64 {
-	seed := uint64(time.Now().UnixNano()) % 1_000_000
-	if s := os.Getenv("PROOF_SEED"); s != "" {
-		fmt.Sscan(s, &seed)
+	seed := *seedFlag
+	if seed == 0 {
+		seed = 1 + uint64(time.Now().UnixNano())%1_000_000
 	}
-	t.Logf("PROOF_SEED=%d", seed)
+	t.Logf("-proof.seed=%d", seed)
 	return seed
 }
 

@@ -35,12 +35,14 @@ type rankArgs struct {
 	Point string // where it dies, the Nth time
 	Nth   int
 	Stop  bool          // it stops there, and dies not
-	Late  time.Duration // deadline of operations (default 20 s)
+	Late  time.Duration // deadline of operations (0: usualLate)
 	DieAt int           // step at which it dies; 0: none
 	Pause time.Duration // between steps
 	Limit time.Duration // heartbeats
 	Debug bool
 }
+
+const usualLate = 20 * time.Second
 
 // record is the outcome of an operation as a rank saw it.
 type record struct {
@@ -48,11 +50,12 @@ type record struct {
 	At     int    `json:"i"`
 	Group  string `json:"g"`
 	Kind   string `json:"k"`
-	Result string `json:"r"` // ok, lost, source, failed, over
+	Result string `json:"r"` // ok, lost, source, failed, late (p2p), over
 	Seq    uint64 `json:"q,omitempty"`
 	Epoch  uint64 `json:"e,omitempty"`
 	Active []int  `json:"a,omitempty"` // slots, or of lost: the slots that were
 	Sum    uint64 `json:"c,omitempty"`
+	Got    int    `json:"n,omitempty"` // of p2p: messages sent or received
 	Why    string `json:"w,omitempty"`
 }
 
@@ -86,7 +89,7 @@ func rankProgram(args []string, out io.Writer) error {
 		faultpoint.Arm(a.Point, a.Nth, action)
 	}
 	if a.Late == 0 {
-		a.Late = 20 * time.Second
+		a.Late = usualLate
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -133,14 +136,6 @@ func rankProgram(args []string, out io.Writer) error {
 		b, _ := json.Marshal(r.records[i])
 		fmt.Fprintf(out, "record %s\n", b)
 	}
-	hits := map[string]int{}
-	for _, p := range faultpoint.All() {
-		if n := faultpoint.Hits(p); n > 0 {
-			hits[p] = n
-		}
-	}
-	b, _ := json.Marshal(hits)
-	fmt.Fprintf(out, "hits %s\n", b)
 	if err != nil {
 		fmt.Fprintln(out, "over", err)
 		return nil
@@ -226,6 +221,14 @@ func (r *runner) run(step int, fresh bool, out io.Writer) error {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
+		if step == calmSteps && faultpoint.Enabled {
+			hits := map[string]int{}
+			for _, p := range faultpoint.All() {
+				hits[p] = faultpoint.Hits(p)
+			}
+			b, _ := json.Marshal(hits)
+			fmt.Fprintf(out, "hits %s\n", b)
+		}
 		if step%10 == 0 {
 			fmt.Fprintln(out, "step", step)
 		}
@@ -268,6 +271,8 @@ func (r *runner) note(o *op, res pg.Result, err error, data []byte) error {
 		rec.Result = "source"
 	case errors.Is(err, pg.ErrFailed):
 		rec.Result, rec.Why = "failed", err.Error()
+	case o.local() && errors.Is(err, context.DeadlineExceeded):
+		rec.Result, rec.Why = "late", err.Error()
 	default:
 		rec.Result, rec.Why = "over", err.Error()
 		r.records = append(r.records, rec)
@@ -317,7 +322,42 @@ func (r *runner) move(m move) error {
 		res, err := s.work.Wait(r.ctx)
 		return r.note(o, res, err, s.call.Out)
 	}
+	if m.do == "p2p" {
+		return r.p2pMove(o, g, rank)
+	}
 	return r.pairMove(m, g, rank)
+}
+
+// p2pMove sends or receives the messages of o, until one of them fails.
+func (r *runner) p2pMove(o *op, g *pg.Group, rank int) (err error) {
+	tag := o.tag(r.Late != usualLate)
+	one := *o
+	var all []byte
+	n := 0
+	switch rank {
+	case o.Root:
+		one.Kind = "send"
+		for ; n < o.Messages && err == nil; n++ {
+			err = g.Send(r.ctx, pg.U8(o.message(n)), o.To, tag)
+		}
+	case o.To:
+		one.Kind = "recv"
+		for ; n < o.Messages && err == nil; n++ {
+			b := dirty(o.N)
+			if err = g.Recv(r.ctx, pg.U8(b), o.Root, tag); err == nil {
+				all = append(all, b...)
+			}
+		}
+	default:
+		return nil
+	}
+	if err != nil {
+		n--
+	}
+	err = r.note(&one, pg.Result{}, err, nil)
+	last := &r.records[len(r.records)-1]
+	last.Got, last.Sum = n, sum(all)
+	return err
 }
 
 func (r *runner) pairMove(m move, g *pg.Group, rank int) error {
