@@ -12,7 +12,8 @@ import (
 	"github.com/serry-project/serry/internal/slots"
 )
 
-// Ranks is a set of ranks of a group (bit r is rank r, not a slot of the world). 1 means active.
+// Ranks is a set of ranks of a group (not of slots of the world): those that are active. It has Has(rank), Add(rank),
+// Del(rank), Len(), Empty(), Slots() []int, And, Or, Minus, and prints as "[0 2 3]".
 type Ranks = slots.Set
 
 // Limits of a placement. An expert id travels in 16 bits.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
 	"os/signal"
 	"strconv"
 	"syscall"
@@ -27,7 +28,7 @@ func main() {
 		check(err)
 		if res.Epoch != epoch {
 			epoch = res.Epoch
-			fmt.Printf("rank %d, step %d: %v of ranks %v (epoch %d)\n", w.Rank(), step, sum[0], res.Active.Slots(), epoch)
+			fmt.Printf("rank %d (pid %d), step %d: %v of ranks %v (epoch %d)\n", w.Rank(), os.Getpid(), step, sum[0], res.Active, epoch)
 		}
 		step++
 		_, err = w.Boundary(ctx, func() []byte { return []byte(strconv.Itoa(step)) }) // here newcomers enter

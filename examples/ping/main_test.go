@@ -42,7 +42,7 @@ func TestPing(t *testing.T) {
 	says := func(what string, among ...int) {
 		t.Helper()
 		for _, r := range among {
-			line := regexp.MustCompile(fmt.Sprintf(`^rank %d, step \d+: %s$`, r, regexp.QuoteMeta(what)))
+			line := regexp.MustCompile(fmt.Sprintf(`^rank %d \(pid \d+\), step \d+: %s$`, r, regexp.QuoteMeta(what)))
 			for end := time.Now().Add(20 * time.Second); !slices.ContainsFunc(ps[r].Lines(), line.MatchString); time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("rank %d does not say %q, but %q, %s", r, what, ps[r].Lines(), ps[r].Stderr())

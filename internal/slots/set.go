@@ -1,7 +1,10 @@
 // Package slots is the set of slots of a world, as a value.
 package slots
 
-import "math/bits"
+import (
+	"fmt"
+	"math/bits"
+)
 
 // Max is the largest capacity of a world.
 const Max = 1024
@@ -83,6 +86,9 @@ func (s Set) Slots() []int {
 	}
 	return r
 }
+
+// String is "[0 2 3]".
+func (s Set) String() string { return fmt.Sprint(s.Slots()) }
 
 // Digest is a 64-bit FNV-1a hash of the set, the same on every machine.
 func (s *Set) Digest() uint64 {
