@@ -102,7 +102,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if text == "" { // it is a rank's, and was told
 		return code
 	}
-	fmt.Fprintln(stderr, "serry:", strings.ReplaceAll(text, "\n", "\nserry: "))
+	for _, line := range strings.Split(text, "\n") { // cobra's suggestions have empty ones
+		if line = strings.TrimSpace(line); line != "" {
+			fmt.Fprintln(stderr, "serry:", line)
+		}
+	}
 	if code == exitUsage {
 		fmt.Fprintf(stderr, "See %s --help.\n", c.CommandPath())
 	}

@@ -181,7 +181,7 @@ func TestUsage(t *testing.T) {
 		{"run --help", 0, "--max-restarts"},
 		{"rendezvous --help", 0, "--listen"},
 		{"frobnicate", 2, `unknown command "frobnicate"`},
-		{"run", 2, "requires at least 1 arg"},
+		{"run", 2, "which program?"},
 		{"run --frobnicate x", 2, "unknown flag"},
 		{"run -n x true", 2, "invalid argument"},
 		{"run -n 0 true", 2, "--ranks 0: want at least 1"},

@@ -50,7 +50,12 @@ func runCommand() *cobra.Command {
 		Short:   "Start the ranks of a group and keep them going",
 		Long:    runHelp,
 		Example: runExample,
-		Args:    cobra.MinimumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("which program? serry run -n 4 -- ./program")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.Command = args
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -65,7 +70,7 @@ func runCommand() *cobra.Command {
 	flags.StringVar(&f.Rendezvous, "rdzv", "", "host:port where node 0 serves the rendezvous (default: a free port of\n"+
 		"127.0.0.1), or tcp://host:port of one that runs already")
 	flags.StringVar(&f.RunID, "run-id", "", "tells runs on one rendezvous apart (default random)")
-	flags.IntVar(&f.MaxRestarts, "max-restarts", 0, "how often a rank that failed is started again; -1 for no limit")
+	flags.IntVar(&f.MaxRestarts, "max-restarts", 0, "how often each rank that failed is started again; -1 for no limit")
 	flags.DurationVar(&f.Backoff, "backoff", launch.DefaultBackoff, "pause before the first restart of a rank; it doubles")
 	flags.DurationVar(&f.BackoffMax, "backoff-max", launch.DefaultBackoffMax, "longest pause; a rank that lived longer starts over")
 	flags.BoolVar(&f.FailFast, "fail-fast", false, "end all ranks when one has failed for good")

@@ -133,7 +133,7 @@ func verdict(ok bool) string {
 // printBars writes what was asked of all, and what came out.
 func printBars(w io.Writer, rs []*Result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "\tasked\tmeasured\t\n")
+	fmt.Fprintf(t, "\tasked\tmeasured\t\tcores used by others\n")
 	bad := 0
 	for _, r := range rs {
 		switch {
@@ -143,7 +143,7 @@ func printBars(w io.Writer, rs []*Result) {
 			fmt.Fprintf(t, "%s\t\t\tnothing is asked of a part\n", r.Name)
 		}
 		for _, b := range r.Bars {
-			fmt.Fprintf(t, "%s: %s\t%s\t%s\t%s\n", r.Name, b.What, short(b.Asked), short(b.Measured), verdict(b.OK))
+			fmt.Fprintf(t, "%s: %s\t%s\t%s\t%s\t%.0f%%\n", r.Name, b.What, short(b.Asked), short(b.Measured), verdict(b.OK), 100*r.Others)
 		}
 		bad += len(r.Violations)
 	}
