@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"syscall"
 	"time"
@@ -112,6 +114,9 @@ func (m *Mesh) gaveUp(ctx context.Context, a *Address, last error) error {
 	return fmt.Errorf("mesh: waiting for %s: %w", a.Name, context.Cause(ctx))
 }
 
+// ErrDead is wrapped by the error of Connect for a process that was linked and is known to be dead.
+var ErrDead = errors.New("mesh: the process is dead")
+
 // final says that another try is of no use: refused, or the process does not listen any more.
 func final(err error) bool {
 	var r *RefusedError
@@ -130,7 +135,7 @@ func (m *Mesh) begin(n Nonce) (p *Peer, mine bool, changed <-chan struct{}, err 
 	}
 	if p := m.peers[n]; p != nil {
 		if p.over.Load() {
-			return nil, false, nil, fmt.Errorf("mesh: %s is dead", p.name)
+			return nil, false, nil, fmt.Errorf("%w: %s", ErrDead, p.name)
 		}
 		return p, false, m.changed, nil
 	}
@@ -398,7 +403,11 @@ func (m *Mesh) accept(l net.Listener) {
 		m.spawn(func() {
 			defer func() { <-m.slots }()
 			if err := m.accepted(c); err != nil && err != errBusy && err != errUnknown && m.ctx.Err() == nil {
-				m.log.Warn("mesh: a connection came to nothing", "from", c.RemoteAddr().String(), "error", err)
+				level := slog.LevelWarn
+				if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+					level = slog.LevelDebug // it has ended, or did not want to any more
+				}
+				m.log.Log(m.ctx, level, "mesh: a connection came to nothing", "from", c.RemoteAddr().String(), "error", err)
 			}
 		})
 	}

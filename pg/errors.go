@@ -16,6 +16,8 @@ var (
 	ErrNoQuorum = errors.New("serry: no quorum")
 	// ErrFailed: the group is failed for good, alike on all its members. errors.As a *GroupFailed for the reason.
 	ErrFailed = errors.New("serry: group failed")
+	// ErrAllGone: no member lives any more whom this process could join. The world is over; it has to be founded anew.
+	ErrAllGone = errors.New("serry: all members are gone")
 	// ErrClosed: the world or group was closed, left or aborted here.
 	ErrClosed = errors.New("serry: closed")
 	// ErrMoved: the group has another version than the caller has computed for.

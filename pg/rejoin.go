@@ -3,10 +3,13 @@ package pg
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
+	"github.com/serry-project/serry/device"
 	"github.com/serry-project/serry/fault"
 	"github.com/serry-project/serry/internal/faultpoint"
 	"github.com/serry-project/serry/mesh"
@@ -28,8 +31,10 @@ func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, ad
 		return err
 	}
 	var last error
+	var since time.Time // everybody that we know of is gone
 	invited := addrs
 	for n := 0; ; n++ {
+		here := 0 // may live
 		if st != nil {
 			addrs = slices.Clone(invited)
 			for _, a := range w.storedAddrs(ctx, st, id.capacity) {
@@ -46,9 +51,12 @@ func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, ad
 			p, err := w.mesh.Connect(cctx, a)
 			cancel()
 			if err != nil {
-				last = err
+				if last = err; !isGone(err) {
+					here++
+				}
 				continue
 			}
+			here++
 			faultpoint.Hit(faultpoint.JoinHello)
 			wel, err := w.ask(ctx, p, me, answers)
 			if err != nil {
@@ -60,12 +68,29 @@ func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, ad
 			}
 			return w.enter(ctx, st, wel, me, answers)
 		}
+		switch {
+		case here > 0 || len(addrs) == 0:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) > goneFor:
+			return fmt.Errorf("%w: none of the %d whose addresses are known has been there for %v, so there is nobody to go on from: start all ranks again, with a new rendezvous (last: %w)",
+				ErrAllGone, len(addrs), goneFor, last)
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("no living member lets this process in (asked %d addresses): %w", len(addrs), joinErr(last, ctx.Err()))
 		case <-time.After(min(time.Duration(n+1)*5*time.Millisecond, 100*time.Millisecond)):
 		}
 	}
+}
+
+// goneFor is how long nobody may be there: one who has just entered has not told the rendezvous yet.
+const goneFor = 3 * time.Second
+
+// isGone says that nobody listens at an address any more: the process has ended.
+func isGone(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, mesh.ErrDead) || errors.Is(err, device.ErrLost)
 }
 
 func joinErr(last, end error) error {

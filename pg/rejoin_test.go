@@ -169,3 +169,24 @@ func TestJoinOverTwoHosts(t *testing.T) {
 		require.False(t, strings.Contains(p.Stderr(), "BUG"))
 	}
 }
+
+// TestAllGone: when all members are dead a replacement says so, and does not wait for ever.
+func TestAllGone(t *testing.T) {
+	t.Parallel()
+	for _, l := range []string{"auto", "tcp"} {
+		t.Run(l, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for _, p := range loops(t, 3, loopArgs{Dir: dir, Links: l}) {
+				p.Signal(syscall.SIGKILL)
+			}
+			p := loopArgs{Rank: 1, Size: 3, Dir: dir, Links: l, Rejoin: true}.start(t)
+			q := loopArgs{Rank: 2, Size: 3, Dir: dir, Links: l, Rejoin: true}.start(t)
+			for _, p := range []*harness.Proc{p, q} {
+				code, err := p.Wait(20 * time.Second)
+				require.Equal(t, 1, code)
+				require.ErrorContains(t, err, "all members are gone: none of the 3 whose addresses are known")
+			}
+		})
+	}
+}
