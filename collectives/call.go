@@ -109,6 +109,9 @@ func (c *Call) check(size, rank int) error {
 	if len(c.In)%es != 0 || len(c.Out)%es != 0 {
 		return bad("%d bytes in and %d out are not whole elements of %v", len(c.In), len(c.Out), c.DType)
 	}
+	if c.Kind == AllReduce && c.Reduce != dtype.Sum && c.Reduce != dtype.Avg && c.Reduce != dtype.Max {
+		return bad("unknown reduction %v: want sum, avg or max", c.Reduce)
+	}
 	switch c.Kind {
 	case Broadcast:
 		if c.Root < 0 || c.Root >= size {

@@ -1,6 +1,7 @@
 package collectives
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,7 @@ type Comm struct {
 	size  int
 	own   *area
 	word  int // offset of the group's entry
+	use   uint64
 	dec   Word
 	gen   *atomic.Uint32
 	sleep *atomic.Uint32
@@ -109,13 +111,17 @@ func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	off, err := claim(cfg.Words, cfg.Group, epoch, done)
+	off, use, err := claim(cfg.Words, cfg.Group)
+	if errors.Is(err, errNoWord) && cfg.Arena.Locals != nil {
+		sweep(cfg.Words, append(cfg.Arena.Locals(), cfg.Arena.mem[:dirBytes]))
+		off, use, err = claim(cfg.Words, cfg.Group)
+	}
 	if err != nil {
 		cfg.Arena.free(cfg.Group)
 		return nil, err
 	}
 	c := &Comm{
-		cfg: cfg, size: cfg.Shape.Size, own: own, word: off,
+		cfg: cfg, size: cfg.Shape.Size, own: own, word: off, use: use,
 		dec: host.Word64(cfg.Words, off), gen: host.Word32(cfg.Words, off+128), sleep: host.Word32(cfg.Words, off+256),
 		srcs: make([][]byte, cfg.Shape.Size), inbox: map[inKey]*part{}, holds: map[inKey]struct{}{}, told: done,
 	}
@@ -224,17 +230,24 @@ func (c *Comm) trim() {
 	}
 }
 
-// rearm makes the host's word "nothing decided after the cut" of version v, unless it is there already or further.
+// rearm makes the host's word "nothing decided after the cut" of version v, unless it is there already or further, or is
+// another group's by now.
 func (c *Comm) rearm(v *Version) {
 	for {
 		w := c.dec.Load()
-		if !behind(decision(w).version(), v.Epoch&(1<<18-1), 18) {
+		d := decision(w)
+		if d.use() == c.use && !behind(d.version(), v.Epoch, versionBits) || d.use() != c.use && !behind(d.use(), c.use, useBits) {
 			return
 		}
-		if c.dec.CompareAndSwap(w, uint64(decided(v.Epoch, v.From))) {
+		if c.dec.CompareAndSwap(w, uint64(decided(c.use, v.Epoch, v.From))) {
 			return
 		}
 	}
+}
+
+// ours says that the word is this group's still, and of this version.
+func (c *Comm) ours(d decision, v *Version) bool {
+	return d.use() == c.use && d.version() == v.Epoch&(1<<versionBits-1)
 }
 
 // CloseWord stops decisions until the view of epoch is installed, and returns for each living member of this host that
@@ -244,7 +257,7 @@ func (c *Comm) CloseWord(epoch uint64, alive func(rank int) bool) (done map[int]
 	var w uint64
 	for {
 		w = c.dec.Load()
-		if decision(w).version() != v.Epoch&(1<<18-1) {
+		if !c.ours(decision(w), v) {
 			break
 		}
 		// A host-mate may be ahead of us and have promised a later view: what it vouched for must stay.
@@ -262,8 +275,8 @@ func (c *Comm) CloseWord(epoch uint64, alive func(rank int) bool) (done map[int]
 			return // it has no memory for the group yet, so it has returned from nothing
 		}
 		full := a.completing.Load()
-		if d := decision(w).seq(); decision(w).version() == v.Epoch&(1<<18-1) && behind(d, full&(1<<30-1), 30) {
-			full -= (full - d) & (1<<30 - 1)
+		if d := decision(w); c.ours(d, v) && behind(d.seq(), full, decSeqBits) {
+			full -= (full - d.seq()) & (1<<decSeqBits - 1)
 		}
 		if d := a.done.Load(); d > full { // a newcomer's, or one that has long returned
 			full = d
@@ -289,7 +302,7 @@ func (c *Comm) Reopen(installed uint64) {
 	for {
 		w := c.dec.Load()
 		cl := decision(w).closed()
-		if cl == 0 || behind(closedFor(installed), cl, 15) {
+		if decision(w).use() != c.use || cl == 0 || behind(closedFor(installed), cl, 15) {
 			return
 		}
 		if c.dec.CompareAndSwap(w, w&^0xffff) {

@@ -60,11 +60,10 @@ func (c *Comm) decide(o *Op) bool {
 	if cut, over := o.Ver.cut(); over && o.Seq > cut {
 		return false
 	}
-	ver, seq := v.Epoch&(1<<18-1), o.Seq&(1<<30-1)
 	for {
 		w := c.dec.Load()
 		d := decision(w)
-		if d.version() != ver {
+		if !c.ours(d, v) {
 			return false
 		}
 		if cl := d.closed(); cl != 0 {
@@ -74,7 +73,7 @@ func (c *Comm) decide(o *Op) bool {
 			}
 			return false
 		}
-		if !behind(d.seq(), seq, 30) || v == o.Ver && c.dec.CompareAndSwap(w, uint64(decided(ver, seq))) {
+		if !behind(d.seq(), o.Seq, decSeqBits) || v == o.Ver && c.dec.CompareAndSwap(w, uint64(decided(c.use, v.Epoch, o.Seq))) {
 			faultpoint.Hit(faultpoint.DecideAfter)
 			return true
 		}

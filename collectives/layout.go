@@ -118,6 +118,9 @@ func (s Shape) view(arena []byte, off int) *area {
 
 // Arena hands out the areas of this process. It is safe for concurrent use.
 type Arena struct {
+	// Locals is the arenas of the other living processes of this host; nil if there are none. To be set before New.
+	Locals func() [][]byte
+
 	mu      sync.Mutex
 	mem     []byte
 	reserve func(n int) error
@@ -126,9 +129,20 @@ type Arena struct {
 
 type span struct{ off, end int }
 
+// check keeps sizes within what can be computed with.
+func (s Shape) check() error {
+	if s.Size < 0 || s.Size > 1<<16 || s.SlotBytes < 0 || s.SlotBytes > 1<<40 || s.Depth < 0 || s.Depth > 1<<10 || s.Lanes < 0 || s.Lanes > 2 {
+		return fmt.Errorf("collectives: %d x %d slots of %d bytes for %d ranks: want slots of at most 1 TiB, and at most 1024 of them", s.Depth, s.Lanes, s.SlotBytes, s.Size)
+	}
+	return nil
+}
+
 // NewArena takes over this process's own arena memory. reserve makes its first n bytes exist, which none need to before;
 // first is the shape of a group for which there must be room at once.
 func NewArena(mem []byte, reserve func(n int) error, first Shape) (*Arena, error) {
+	if err := first.check(); err != nil {
+		return nil, err
+	}
 	if need := dirBytes + first.areaBytes(); len(mem) < need {
 		return nil, fmt.Errorf("collectives: arena of %d bytes, at least %d are needed: raise SERRY_SHM_BYTES or use smaller slots", len(mem), need)
 	} else if err := reserve(need); err != nil {
@@ -155,6 +169,9 @@ func (a *Arena) Prepare(shapes ...Shape) {
 	a.mu.Lock()
 	spans, most := slices.Clone(a.spans), 0
 	for _, s := range shapes {
+		if s.check() != nil {
+			continue
+		}
 		off, at := room(spans, s.areaBytes())
 		spans = slices.Insert(spans, at, span{off, off + s.areaBytes()})
 		if end := off + s.areaBytes(); end <= len(a.mem) {
@@ -167,6 +184,9 @@ func (a *Arena) Prepare(shapes ...Shape) {
 
 // alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
 func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	need := s.areaBytes()

@@ -31,9 +31,11 @@ func TestDecisionWord(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 10_000 {
 		v, s := r.Uint64(), r.Uint64()
-		d := decided(v, s)
-		require.Equal(t, v&(1<<18-1), d.version())
-		require.Equal(t, s&(1<<30-1), d.seq())
+		u := r.Uint64N(1 << useBits)
+		d := decided(u, v, s)
+		require.Equal(t, u, d.use())
+		require.Equal(t, v&(1<<versionBits-1), d.version())
+		require.Equal(t, s&(1<<decSeqBits-1), d.seq())
 		require.Zero(t, d.closed())
 		c := decision(uint64(d) | closedFor(v+1))
 		require.Equal(t, d.version(), c.version())
@@ -62,12 +64,12 @@ func TestReopen(t *testing.T) {
 	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
 	c := w.ranks[0].comm
 	for _, e := range []uint64{2, 70_000, 0xffff, 0x10000} {
-		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		c.dec.Store(uint64(decided(0, 1, 7)) | closedFor(e))
 		c.Reopen(e - 1)
 		require.Equal(t, closedFor(e), decision(c.dec.Load()).closed())
 		c.Reopen(e)
-		require.Equal(t, decided(1, 7), decision(c.dec.Load()))
-		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		require.Equal(t, decided(0, 1, 7), decision(c.dec.Load()))
+		c.dec.Store(uint64(decided(0, 1, 7)) | closedFor(e))
 		c.Reopen(e + 3)
 		require.Zero(t, decision(c.dec.Load()).closed())
 	}
@@ -80,13 +82,13 @@ func TestCloseOfALaterViewStays(t *testing.T) {
 	c := w.ranks[0].comm
 	alive := func(int) bool { return true }
 	for _, e := range []uint64{2, 70_000, 0xfffe, 0xffff, 0x10000} {
-		later := uint64(decided(1, 7)) | closedFor(e+1)
+		later := uint64(decided(0, 1, 7)) | closedFor(e+1)
 		c.dec.Store(later)
 		c.CloseWord(e, alive)
 		require.Equal(t, later, c.dec.Load())
 		c.Reopen(e)
 		require.Equal(t, later, c.dec.Load())
-		c.dec.Store(uint64(decided(1, 7)) | closedFor(e))
+		c.dec.Store(uint64(decided(0, 1, 7)) | closedFor(e))
 		c.CloseWord(e+1, alive)
 		require.Equal(t, later, c.dec.Load(), "a close for an earlier one goes on to ours")
 	}
@@ -97,12 +99,12 @@ func TestRearmGoesForwardOnly(t *testing.T) {
 	c := w.ranks[0].comm
 	for _, v := range []uint64{2, 5, 100_000, 200_000, 1<<18 - 1, 1 << 18, 1<<18 + 2} {
 		c.rearm(&Version{Epoch: v, From: v * 3})
-		require.Equal(t, decided(v, v*3), decision(c.dec.Load()))
+		require.Equal(t, decided(0, v, v*3), decision(c.dec.Load()))
 		c.rearm(&Version{Epoch: v - 1, From: 99})
-		require.Equal(t, decided(v, v*3), decision(c.dec.Load()), "an older version")
-		c.dec.Store(uint64(decided(v, v*3+4)))
+		require.Equal(t, decided(0, v, v*3), decision(c.dec.Load()), "an older version")
+		c.dec.Store(uint64(decided(0, v, v*3+4)))
 		c.rearm(&Version{Epoch: v, From: v * 3})
-		require.Equal(t, decided(v, v*3+4), decision(c.dec.Load()), "it is there already")
+		require.Equal(t, decided(0, v, v*3+4), decision(c.dec.Load()), "it is there already")
 	}
 }
 

@@ -1,6 +1,7 @@
 package collectives
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -22,12 +23,14 @@ import (
 //
 // and an entry
 //
-//	0    decision: version<<46 | sequence decided<<16 | closed for epoch (0: open); 0: nobody has set it yet
+//	0    decision: use<<48 | version<<30 | sequence decided<<16 | closed for epoch (0: open)
 //	128  generation (32 bit): sleepers wait for it to change
 //	256  asleep (32 bit): 1 when somebody may sleep
+//	384  use: how often the entry was given back
 //
-// A process that was stopped, dropped from the view and continued may still swap the decision of a group that is gone: that
-// of the next group in the entry has a later version, so it fails.
+// A process that was stopped, dropped from the view and continued still has the words of groups that are gone. It tells by
+// the use that a decision is another group's by now: it would have to sleep through 65,536 groups in one entry of 2016, which
+// are taken at random, not to.
 const (
 	wordEntry   = 512
 	wordIndex   = 16 << 10
@@ -41,12 +44,19 @@ const (
 
 type decision uint64
 
-func decided(version, seq uint64) decision {
-	return decision(version&(1<<18-1)<<46 | seq&(1<<30-1)<<16)
+const (
+	useBits     = 16
+	versionBits = 18
+	decSeqBits  = 14 // far more than operations can be outstanding
+)
+
+func decided(use, version, seq uint64) decision {
+	return decision(use<<48 | version&(1<<versionBits-1)<<30 | seq&(1<<decSeqBits-1)<<16)
 }
 
-func (d decision) version() uint64 { return uint64(d) >> 46 }
-func (d decision) seq() uint64     { return uint64(d) >> 16 & (1<<30 - 1) }
+func (d decision) use() uint64     { return uint64(d) >> 48 }
+func (d decision) version() uint64 { return uint64(d) >> 30 & (1<<versionBits - 1) }
+func (d decision) seq() uint64     { return uint64(d) >> 16 & (1<<decSeqBits - 1) }
 func (d decision) closed() uint64  { return uint64(d) & 0xffff }
 
 // closedFor is the mark of a word that is closed until the view of this epoch is installed.
@@ -68,16 +78,17 @@ func hostIndex(words []byte) index {
 	return index{wordEntries, func(i int) Word { return host.Word64(words, 8*i) }, host.SchedYield}
 }
 
-// claim finds or makes the entry of a group.
-func claim(words []byte, group, version, seq uint64) (off int, err error) {
+// claim finds or makes the entry of a group, and says which use of it that is.
+func claim(words []byte, group uint64) (off int, use uint64, err error) {
 	i, err := hostIndex(words).claim(group)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	off = wordIndex + i*wordEntry
-	host.Word64(words, off).CompareAndSwap(0, uint64(decided(version, seq)))
-	return off, nil
+	return off, host.Word64(words, off+384).Load() & (1<<useBits - 1), nil
 }
+
+var errNoWord = errors.New("no word of the host is free")
 
 // claim finds or makes a group's place. Several may do that at once, and die at it, and places that are
 // given back leave gaps, so who has taken a free place looks at all others before he makes it the group's. Of two who do,
@@ -90,7 +101,8 @@ func (x index) claim(group uint64) (int, error) {
 	rivals := func(w uint64) bool { return w&1 != 0 && w != wordClosing && w&^(1<<32-1) == mark }
 	for try := range 10_000 {
 		free, rival, claimed := -1, -1, false
-		for i := range x.n {
+		for k, at := 0, rand.IntN(x.n); k < x.n; k++ {
+			i := (at + k) % x.n
 			switch w := x.at(i).Load(); {
 			case w == final:
 				return i, nil
@@ -110,7 +122,7 @@ func (x index) claim(group uint64) (int, error) {
 			x.yield()
 			continue
 		case free < 0:
-			return 0, fmt.Errorf("collectives: %d groups are open on this host already: close some", x.n)
+			return 0, fmt.Errorf("collectives: %d groups are open on this host already: close some: %w", x.n, errNoWord)
 		}
 		mine := mark | uint64(rand.Uint32()) | 1
 		if !x.at(free).CompareAndSwap(0, mine) {
@@ -146,8 +158,27 @@ func (x index) confirm(at int, mine, final uint64, rivals func(uint64) bool) (in
 func giveBack(words []byte, off int, group uint64) {
 	id := hostIndex(words).at((off - wordIndex) / wordEntry)
 	if id.CompareAndSwap(group<<1, wordClosing) {
-		host.Word64(words, off).Store(0)
+		use := host.Word64(words, off+384)
+		use.Add(1)
+		host.Word64(words, off).Store(uint64(decided(use.Load()&(1<<useBits-1), 0, 0)))
 		host.Word32(words, off+256).Store(0)
 		id.Store(0)
+	}
+}
+
+// sweep gives back the entries of groups of which no living process of this host has an area: it has one before it looks
+// for the entry, so the others are of processes that died before they could give them back.
+func sweep(words []byte, arenas [][]byte) {
+	open := map[uint64]bool{}
+	for _, a := range arenas {
+		for i := range min(dirEntries, len(a)/32) {
+			open[host.Word64(a, i*32).Load()] = true
+		}
+	}
+	x := hostIndex(words)
+	for i := range x.n {
+		if w := x.at(i).Load(); w != 0 && w&1 == 0 && !open[w>>1] {
+			giveBack(words, wordIndex+i*wordEntry, w>>1)
+		}
 	}
 }

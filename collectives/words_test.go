@@ -17,31 +17,34 @@ func TestClaim(t *testing.T) {
 	dec := func(off int) decision { return decision(host.Word64(words, off).Load()) }
 	at := map[int]uint64{}
 	ids := map[uint64]int{}
+	uses := map[int]uint64{}
 	open := func() {
 		id := r.Uint64() >> 1
-		off, err := claim(words, id, 3, 4)
+		off, use, err := claim(words, id)
 		require.NoError(t, err)
 		require.Zero(t, at[off], "two groups share a word")
 		require.LessOrEqual(t, off+wordEntry, WordsBytes)
 		at[off], ids[id] = id, off
-		require.Equal(t, decided(3, 4), dec(off))
+		require.Equal(t, uses[off], use)
+		require.Equal(t, decided(use, 0, 0), dec(off))
 	}
 	for range wordEntries {
 		open()
 	}
-	_, err := claim(words, 2, 1, 1)
+	_, _, err := claim(words, 2)
+	require.ErrorIs(t, err, errNoWord)
 	require.ErrorContains(t, err, "2016 groups are open on this host already")
 	for id, off := range ids {
-		again, err := claim(words, id, 9, 9)
+		again, _, err := claim(words, id)
 		require.NoError(t, err)
 		require.Equal(t, off, again)
-		require.Equal(t, decided(3, 4), dec(off), "who comes later finds what is there")
 	}
 	for range 5000 { // groups come and go, without end
 		for id, off := range ids {
 			giveBack(words, off, id)
 			giveBack(words, off, id) // another who was the last to see it
-			require.Zero(t, dec(off))
+			uses[off]++
+			require.Equal(t, decided(uses[off], 0, 0), dec(off))
 			delete(ids, id)
 			delete(at, off)
 			break
@@ -49,7 +52,7 @@ func TestClaim(t *testing.T) {
 		open()
 	}
 	for _, id := range []uint64{0, maxGroup + 1, 1 << 63} {
-		_, err := claim(words, id, 1, 1)
+		_, _, err := claim(words, id)
 		require.ErrorContains(t, err, "group id")
 	}
 }
@@ -61,9 +64,72 @@ func TestClaimsOfTheDead(t *testing.T) {
 		host.Word64(words, 8*i).Store(uint64(i)<<32 | 1)
 	}
 	for range 100 {
-		_, err := claim(words, rand.Uint64()>>1, 3, 4)
+		_, _, err := claim(words, rand.Uint64()>>1)
 		require.NoError(t, err)
 	}
+}
+
+// TestSweep: the entries of groups of which nobody lives are free when no other is.
+func TestSweep(t *testing.T) {
+	words := make([]byte, WordsBytes)
+	s := Shape{Size: 2, SlotBytes: 4096, Depth: 1, Lanes: 1}
+	arena := func(groups ...uint64) *Arena {
+		a, err := NewArena(make([]byte, 1<<20), func(int) error { return nil }, Shape{})
+		require.NoError(t, err)
+		for _, g := range groups {
+			_, err := a.alloc(g, s, 0)
+			require.NoError(t, err)
+		}
+		return a
+	}
+	for id := range uint64(wordEntries) {
+		_, _, err := claim(words, id+1)
+		require.NoError(t, err)
+	}
+	mine, other := arena(1, 2), arena(2, 3)
+	mine.Locals = func() [][]byte { return [][]byte{other.mem} }
+	c, err := New(Config{Group: 5000, Slots: []int{0, 1}, Arena: mine, Words: words, Shape: s}, 1, 0, []Member{{}})
+	require.NoError(t, err)
+	require.Equal(t, decided(c.use, 1, 0), decision(c.dec.Load()))
+	taken := map[uint64]bool{}
+	for i := range wordEntries {
+		if w := hostIndex(words).at(i).Load(); w != 0 {
+			taken[w>>1] = true
+		}
+	}
+	require.Equal(t, map[uint64]bool{1: true, 2: true, 3: true, 5000: true}, taken)
+}
+
+// TestWordOfAnother: who was stopped while its group was closed finds the word another group's, in the same version, and
+// touches it no more.
+func TestWordOfAnother(t *testing.T) {
+	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
+	old := w.ranks[0].comm
+	giveBack(old.cfg.Words, old.word, old.cfg.Group)
+	for off := 0; off != old.word; { // another group gets the same entry
+		id := rand.Uint64() >> 1
+		var err error
+		if off, _, err = claim(old.cfg.Words, id); off != old.word {
+			require.NoError(t, err)
+			giveBack(old.cfg.Words, off, id)
+		}
+	}
+	next := &Comm{cfg: old.cfg, own: old.own, use: old.use + 1, dec: old.dec, gen: old.gen, sleep: old.sleep}
+	next.cur.Store(old.Current())
+	next.rearm(next.Current())
+	now := old.dec.Load()
+	require.Equal(t, decided(next.use, 1, 0), decision(now))
+	o := &Op{Seq: 1, Ver: old.Current()}
+	require.False(t, old.decide(o))
+	old.CloseWord(2, func(int) bool { return true })
+	old.rearm(&Version{Epoch: 9, From: 7})
+	require.Equal(t, now, old.dec.Load())
+	next.CloseWord(2, func(int) bool { return true })
+	closed := next.dec.Load()
+	require.NotEqual(t, now, closed)
+	old.Reopen(5)
+	require.Equal(t, closed, old.dec.Load())
+	require.True(t, func() bool { next.Reopen(5); return next.decide(o) }())
 }
 
 // stepped is a word before each use of which another process may run.

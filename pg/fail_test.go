@@ -281,6 +281,8 @@ func TestBadCalls(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 	_, err = w.AllReduce(ctx, F32(make([]float32, 2)), I32(make([]int32, 2)), dtype.Sum)
 	require.ErrorAs(t, err, &bad)
+	_, err = w.AllReduce(ctx, F32(make([]float32, 2)), F32(make([]float32, 2)), 77)
+	require.ErrorAs(t, err, &bad)
 	_, err = w.AllGather(ctx, F32(make([]float32, 2)), F32(make([]float32, 1)), []int{1, 1})
 	require.ErrorAs(t, err, &bad)
 	_, err = w.Broadcast(ctx, F32(nil), 5)

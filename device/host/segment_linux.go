@@ -248,15 +248,19 @@ func mayGrow(size int) error {
 	return nil
 }
 
+// headroom is what a process needs itself to go on: the kernel kills who takes
+// the last page of a cgroup.
+const headroom = 16 << 20
+
 // fallocate makes pages exist. It refuses a size that cannot fit before any
-// page is touched: beyond a cgroup's memory the kernel may kill the process.
+// page is touched.
 func fallocate(fd, off, size int) error {
 	if size == 0 {
 		return nil
 	}
 	free, what, err := freeMemory("/")
-	if err == nil && uint64(size) > free {
-		return fmt.Errorf("%d bytes asked, %s has %d left: ask for less (SERRY_SHM_BYTES) or give it more: %w",
+	if err == nil && uint64(size)+headroom > free {
+		return fmt.Errorf("%d bytes asked, %s has %d left, of which the process itself needs some: ask for less (SERRY_SHM_BYTES) or give it more: %w",
 			size, what, free, ErrNoMemory)
 	}
 	if err := retry(func() error { return unix.Fallocate(fd, 0, int64(off), int64(size)) }); err != nil {
