@@ -79,8 +79,11 @@ type Result struct {
 // order.
 //
 // Every operation has a deadline (Options.Timeout), which limits how late a rank may be: when it is over, the rank that
-// everybody waits for is proposed for exclusion. Cancelling the context of a blocking operation aborts the group; one that
-// still waits for its turn, because another goroutine is in an operation, returns ctx's error and has issued nothing.
+// everybody waits for is proposed for exclusion. Cancelling the context of a blocking operation aborts the group, unless
+// it has issued nothing yet.
+//
+// An operation is issued at once, also while others of this process are under way: it waits for no peer, but for the other
+// goroutine to end the step that it is in (a copy, a reduction, a call of Fill or Take).
 //
 // Errors of operations: *RankLost (Raise), alike on all survivors; *GroupFailed (ErrFailed, ErrMismatch, ErrDeadlock),
 // alike on all members, for good: Close such a group, or its memory stays; ErrClosed, ErrEvicted, ErrNoQuorum: this
@@ -114,6 +117,7 @@ type Group struct {
 
 	issued  atomic.Uint64
 	waiting struct{ seq, epoch, phase atomic.Uint64 } // what the driver waits for; seq 0: nothing
+	aborted atomic.Pointer[GroupFailed]               // by Abort here, agreed or not
 	closed  atomic.Bool
 	retired atomic.Bool // closed here
 	inOrder atomic.Bool // and by all, as an operation
@@ -196,6 +200,9 @@ func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) 
 
 // doIn is do, and says in which version the operation was.
 func (g *Group) doIn(ctx context.Context, call *collectives.Call, s *split) (Result, *collectives.Version, error) {
+	if err := g.refused(ctx); err != nil {
+		return Result{}, nil, err
+	}
 	if err := g.acquire(ctx); err != nil {
 		return Result{}, nil, err
 	}
@@ -204,16 +211,17 @@ func (g *Group) doIn(ctx context.Context, call *collectives.Call, s *split) (Res
 	if err != nil {
 		return Result{}, nil, err
 	}
-	if err := g.drive(ctx, w); err != nil {
-		if w.done.Load() {
-			return w.res, nil, g.report(w)
-		}
+	err = g.drive(ctx, w)
+	if !w.done.Load() {
 		// The context is over: this rank gives up, and says so to all. Nothing touches the caller's buffers any more,
 		// because nobody drives the group again.
 		g.failed = fmt.Errorf("%w: rank %d gave up %v %d: %w", ErrClosed, g.rank, call.Kind, w.op.Seq, err)
 		g.drop(g.failed)
-		g.abort(fmt.Sprintf("in %v %d: %v", call.Kind, w.op.Seq, err))
+		g.post(fmt.Sprintf("in %v %d: %v", call.Kind, w.op.Seq, err))
 		return Result{}, nil, g.failed
+	}
+	if w.err != nil {
+		return w.res, nil, g.report(w)
 	}
 	res, ver := w.res, w.op.Ver
 	w.recycle()
@@ -334,12 +342,37 @@ func (g *Group) pop() {
 func (g *Group) mismatch(err error) {
 	if !g.failing {
 		g.failing = true
-		g.abort(mismatchReason + err.Error())
+		g.post(mismatchReason + err.Error())
 	}
 }
 
+func (g *Group) post(reason string) { g.w.agent.Post(fault.Abort{Group: g.id, Reason: reason}) }
+
+// abort fails the group for good on all members, which takes an agreement; here nothing is issued any more from now on.
 func (g *Group) abort(reason string) {
-	g.w.agent.Post(fault.Abort{Group: g.id, Reason: reason})
+	g.aborted.CompareAndSwap(nil, &GroupFailed{g.id, g.comm.Current().Epoch, fmt.Sprintf("aborted by rank %d: %s", g.w.slot, reason)})
+	g.post(reason)
+}
+
+// refused waits, in a group that was aborted here, until that is agreed, so that the error is the same as the others'.
+// Where it is not in time, it returns that of abort.
+func (g *Group) refused(ctx context.Context) error {
+	a := g.aborted.Load()
+	if a == nil {
+		return nil
+	}
+	for begin := g.w.mesh.Now(); g.comm.Current().Fail == ""; {
+		switch {
+		case g.w.overErr() != nil || g.closed.Load():
+			return nil // the next step says that
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case g.w.mesh.Now()-begin > g.opts.Timeout:
+			return a
+		}
+		time.Sleep(abortPoll)
+	}
+	return nil
 }
 
 const (
@@ -347,21 +380,40 @@ const (
 	yieldFor    = 200 * time.Microsecond
 	sleepAtMost = 100 * time.Millisecond
 	askAgain    = 200 * time.Millisecond
+	abortPoll   = 200 * time.Microsecond
 )
 
-// drive advances until w is done, or the context is over.
+// drive advances until w is done, or the context is over: that is the error.
 func (g *Group) drive(ctx context.Context, w *Work) error {
 	return g.until(ctx, func() bool { return g.advance() }, func() bool { return w.done.Load() }, w)
 }
 
-// until steps until done, waiting in three stages: spin while the host's ranks fit on its cores, yield for a bounded
-// time, then sleep on the group's generation word.
+// until is steps for a caller that goes on with the turn, whatever has happened.
 func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) error {
-	var since time.Duration
+	held, err := g.steps(ctx, step, done, w)
+	if !held {
+		g.retake()
+	}
+	return err
+}
+
+// steps steps until done, waiting in three stages: spin while the host's ranks fit on its cores, yield for a bounded
+// time, then sleep on the group's generation word. Meanwhile others may have the turn, and w may end in theirs: then the
+// turn is not held any more. The error is that of ctx.
+func (g *Group) steps(ctx context.Context, step, done func() bool, w *Work) (held bool, err error) {
+	var since, turn time.Duration
 	for n := 0; ; n++ {
 		moved := step()
 		if done() {
 			break
+		}
+		if g.wants.Load() != 0 && g.wanted(&turn) {
+			g.waiting.seq.Store(0)
+			if held, over, err := g.handOver(ctx, w); over || err != nil {
+				return held, err
+			}
+			since, turn = 0, 0
+			continue
 		}
 		if moved {
 			n, since = 0, 0
@@ -379,7 +431,7 @@ func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) erro
 			g.waiting.seq.Store(w.op.Seq)
 			if err := ctx.Err(); err != nil {
 				g.waiting.seq.Store(0)
-				return err
+				return true, err
 			}
 		}
 		g.overdue(now, w)
@@ -390,17 +442,20 @@ func (g *Group) until(ctx context.Context, step, done func() bool, w *Work) erro
 		g.wakeOn(ctx)
 		if err := ctx.Err(); err != nil {
 			g.waiting.seq.Store(0)
-			return err
+			return true, err
 		}
-		g.comm.Sleep(sleepAtMost, func() bool { return step() || done() || ctx.Err() != nil })
+		g.asleep.Store(true) // who comes from here on wakes us
+		d := sleepAtMost
+		if g.others.Load() > 0 {
+			d = turnFor
+		}
+		g.comm.Sleep(d, func() bool { return step() || done() || ctx.Err() != nil || g.urgent.Load() > 0 })
+		g.asleep.Store(false)
 	}
 	if g.waiting.seq.Load() != 0 {
 		g.waiting.seq.Store(0)
 	}
-	if w.done.Load() {
-		return w.err
-	}
-	return nil
+	return true, nil
 }
 
 // wakeOn makes the end of ctx wake who drives. It stays so: most calls have the same context as the one before.

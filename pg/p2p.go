@@ -13,9 +13,14 @@ import (
 	"github.com/serry-project/serry/fault"
 )
 
-// p2p is the sends and receives of a group: a sequence for each (peer, tag). They are local: outside of the group's
-// order, its deadlines' blame and its cuts. In a Raise group a message belongs to the version in which it was sent; one
-// of a later version than the receiver's waits until the receiver has resumed too.
+// p2p is the sends and receives of a group. They are local: outside of the group's order, its deadlines' blame and its
+// cuts. In a Raise group a message belongs to the version in which it was sent; one of a later version than the receiver's
+// waits until the receiver has resumed too.
+//
+// Messages have no numbers. What orders them is the link, which keeps the order of all frames from one process to another,
+// and sending, which lets one message at a time go to a rank; the receiver appends each to the queue of its (rank, tag) as
+// it begins, and Recv takes the first of a queue. Header.Seq, Completed and Flags are the window's (window.go): in a part
+// of a message Flags is 0 and Seq says how many bytes were sent with it, which numbers nothing.
 type p2p struct {
 	at      atomic.Pointer[p2pPlace]
 	sending []chan struct{} // by rank, one at a time: the fragments of a message follow each other
@@ -220,7 +225,10 @@ func (g *Group) Send(ctx context.Context, buf Buffer, to int, tag uint32) error 
 }
 
 // Recv takes the next message of rank from under tag into buf, which must have its length in bytes: else the message
-// stays, and the error says how long it is. What a rank sent before it was lost can still be received.
+// stays, and the error says how long it is. What a rank sent before it was lost can still be received, in a Raise group
+// until the loss is returned, and before what its replacement sends. Of the processes that a rank has had at most Window
+// bytes are kept: when another one sends its first message, those of the oldest are dropped, all that one process has sent
+// or nothing.
 //
 // It waits at most Options.Timeout. Errors are those of Send; *RankLost: nothing more comes from that rank.
 func (g *Group) Recv(ctx context.Context, buf Buffer, from int, tag uint32) error {
@@ -334,6 +342,12 @@ func (g *Group) other(what string, rank int) (m collectives.Member, err error) {
 	}
 	if err := g.overErr(); err != nil {
 		return m, err
+	}
+	if a := g.aborted.Load(); a != nil {
+		if _, err := g.p2pEpoch(); err != nil {
+			return m, err
+		}
+		return m, a
 	}
 	for _, m := range g.comm.Members(g.comm.Current()) {
 		if m.Rank == rank {

@@ -48,6 +48,9 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	if !g.opts.Pairs || g.opts.Mode != Raise {
 		return nil, fmt.Errorf("%w: dispatch needs a group with Options{Pairs: true, Mode: Raise}", ErrOutOfStep)
 	}
+	if err := g.refused(ctx); err != nil {
+		return nil, err
+	}
 	if err := g.acquire(ctx); err != nil {
 		return nil, err
 	}
@@ -231,7 +234,7 @@ func (p *Pair) end(ctx context.Context, err error) error {
 		g := p.g
 		g.failed = fmt.Errorf("%w: rank %d gave up %s %d: %w", ErrClosed, g.rank, p.what(), p.half.Seq, err)
 		g.drop(g.failed)
-		g.abort(fmt.Sprintf("in %s %d: %v", p.what(), p.half.Seq, err))
+		g.post(fmt.Sprintf("in %s %d: %v", p.what(), p.half.Seq, err))
 		return g.failed
 	}
 	return err

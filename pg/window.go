@@ -15,7 +15,8 @@ import (
 )
 
 // Window is how many bytes of messages a rank holds at most, of one process and group, before it receives them (see
-// Group.Send). A message of any size may go when none is held. Each counts for 256 bytes more than it has.
+// Group.Send), and as many of all the dead ones before that process (see Group.Recv). A message of any size may go when
+// none is held. Each counts for 256 bytes more than it has.
 const Window = 16 << 20
 
 const (
@@ -53,6 +54,7 @@ type inflow struct {
 	inc   uint32   // of the sender
 	sent  uint64   // as it said last
 	held  uint64   // of that; sent-held is the credit
+	dead  uint64   // held of the incarnations before
 	told  uint64   // the credit that it has heard of
 	asked bool     // it waits for more
 	due   bool     // a link had no room to tell it
@@ -66,6 +68,8 @@ func cost(m *message) uint64 { return uint64(m.total) + messageCost }
 func (in *inflow) gone(m *message) {
 	if m.inc == in.inc {
 		in.held -= cost(m)
+	} else {
+		in.dead -= cost(m)
 	}
 	if m == in.open {
 		in.open = nil
@@ -219,7 +223,8 @@ func (p *p2p) frame(rank int, f *device.Frame) {
 		return // of one that was replaced
 	case f.Inc > in.inc:
 		p.drop(in)
-		*in = inflow{inc: f.Inc}
+		*in = inflow{inc: f.Inc, dead: in.dead + in.held}
+		p.bury(rank)
 	}
 	if f.Offset == 0 {
 		p.drop(in) // given up in the middle
@@ -252,6 +257,37 @@ func (p *p2p) part(in *inflow, k p2pKey, f *device.Frame) {
 	if m.whole() {
 		in.open = nil
 		p.wakeLocked()
+	}
+}
+
+// bury drops the messages of the oldest incarnations of a rank, until those of the dead are Window at most. All of one go
+// together: a receiver that misses some cannot tell that from a death that came earlier.
+func (p *p2p) bury(rank int) {
+	in := &p.flows[rank].in
+	for in.dead > Window {
+		oldest := in.inc
+		for k, q := range p.in {
+			if k.rank == rank {
+				oldest = min(oldest, q[0].inc) // in order
+			}
+		}
+		if oldest == in.inc {
+			return
+		}
+		for k, q := range p.in {
+			if k.rank != rank {
+				continue
+			}
+			q = slices.DeleteFunc(q, func(m *message) bool {
+				if m.inc == oldest {
+					in.gone(m)
+				}
+				return m.inc == oldest
+			})
+			if p.in[k] = q; len(q) == 0 {
+				delete(p.in, k)
+			}
+		}
 	}
 }
 

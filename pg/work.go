@@ -17,6 +17,9 @@ type Work struct {
 	started time.Duration
 	err     error
 	res     Result
+	async   bool // by Start: nobody asks for its Version afterwards
+	kind    collectives.Kind
+	seq     uint64
 	done    atomic.Bool
 	parts   [2][]int // scratch for those of a call: in, out
 }
@@ -28,6 +31,7 @@ func (w *Work) phase() uint8 {
 	return 0
 }
 
+// finish ends the operation, and its waits in other goroutines; who calls it has the turn.
 func (w *Work) finish(err error) {
 	if w.done.Load() {
 		return
@@ -37,7 +41,13 @@ func (w *Work) finish(err error) {
 		w.res = Result{Seq: w.op.Seq, Epoch: v.Epoch, Active: v.Active}
 	}
 	w.op.End()
+	if w.async {
+		w.op.Ver = nil // with it goes the memory of its dead
+	}
 	w.done.Store(true)
+	if w.g.wants.Load() > 0 {
+		w.g.tell(w)
+	}
 }
 
 func (w *Work) recycle() {
@@ -48,39 +58,64 @@ func (w *Work) recycle() {
 // Done says that the operation has ended, well or not, without waiting.
 func (w *Work) Done() bool { return w.done.Load() }
 
-// Wait waits until the operation has ended, and drives the group meanwhile. If ctx ends first, only the waiting ends.
-// Errors of the operation are those of a blocking one (Group); they stay.
+// Wait waits until the operation has ended, and drives the group meanwhile, unless another goroutine does. If ctx ends
+// first, only the waiting ends. Errors of the operation are those of a blocking one (Group); they stay. Several goroutines
+// may wait for the same Work.
 func (w *Work) Wait(ctx context.Context) (Result, error) {
-	if w.g == nil {
+	g := w.g
+	if g == nil {
 		return w.res, w.err
 	}
-	g := w.g
-	if err := g.acquire(ctx); err != nil {
-		return Result{}, err
-	}
-	defer g.release()
-	if !w.done.Load() {
-		if err := g.drive(ctx, w); err != nil && !w.done.Load() {
-			return Result{}, during(fmt.Sprintf("waiting for %v %d", w.op.Kind, w.op.Seq), err)
+	err := w.wait(ctx)
+	if w.done.Load() {
+		if _, ok := w.err.(*RankLost); !ok || g.opts.ManualResume {
+			return w.res, w.err
+		}
+		if err = g.acquire(ctx); err == nil { // the loss is returned by this call: the group goes on
+			defer g.release()
+			return w.res, g.report(w)
+		}
+		if g.w.overErr() != nil {
+			return w.res, w.err
 		}
 	}
-	w.op.Ver = nil
-	return w.res, g.report(w)
+	return Result{}, during(fmt.Sprintf("waiting for %v %d", w.kind, w.seq), err)
+}
+
+func (w *Work) wait(ctx context.Context) (err error) {
+	g := w.g
+	if w.done.Load() {
+		return nil
+	}
+	held := g.take()
+	if !held {
+		if held, err = g.await(ctx, needEnd, w); !held {
+			return err
+		}
+	}
+	defer func() {
+		if held {
+			g.release()
+		}
+	}()
+	held, err = g.steps(ctx, func() bool { return g.advance() }, w.done.Load, w)
+	return err
 }
 
 // Start issues an operation and returns, without waiting for peers. Its buffers are described in collectives.Call, and
 // belong to the Work until that is done.
 //
-// If another goroutine is in an operation of the group, Start waits for that to end, at most Options.Timeout: then the
-// error wraps context.DeadlineExceeded, and nothing was issued. As the other ranks issue it, try again, or Abort, which
-// also ends such a wait. ErrClosed, ErrEvicted, ErrNoQuorum: the world is over. *collectives.ErrBadCall: the call makes no
-// sense, and nothing was issued. For what else happened to the group the Work fails, not Start.
+// Any number may be outstanding; those beyond the first Options.Depth have no bytes in flight. If another goroutine is in
+// an operation of the group, Start waits until that has ended the step that it is in (see Group). Only if that does not end
+// in Options.Timeout, because a Fill or Take does not return, the error wraps context.DeadlineExceeded, and nothing was
+// issued. ErrClosed, ErrEvicted, ErrNoQuorum: the world is over. *collectives.ErrBadCall: the call makes no sense, and
+// nothing was issued. For what else happened to the group the Work fails, not Start.
 func (g *Group) Start(call *collectives.Call) (*Work, error) {
 	if err := g.acquireIn(g.opts.Timeout); err != nil {
 		return nil, err
 	}
 	defer g.release()
-	w := &Work{g: g}
+	w := &Work{g: g, async: true}
 	w.op.Call = *call
 	if err := g.notice(); err != nil {
 		w.finish(err)
@@ -94,9 +129,14 @@ func (g *Group) Start(call *collectives.Call) (*Work, error) {
 		w.finish(g.ended)
 		return w, nil
 	}
+	if a := g.aborted.Load(); a != nil {
+		w.finish(a)
+		return w, nil
+	}
 	if err := g.begin(w); err != nil {
 		return nil, err
 	}
+	w.kind, w.seq = call.Kind, w.op.Seq // what its op says may end with it
 	g.advance()
 	g.progressOnce.Do(func() { go g.progress() })
 	poke(g.worker)
