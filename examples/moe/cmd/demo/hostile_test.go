@@ -61,7 +61,7 @@ func unstarted(t *testing.T, args ...string) *demoProc {
 	d.own = filepath.Join(t.TempDir(), "weights-of-this-test")
 	require.NoError(t, os.Symlink(abs, d.own))
 	most := "100"
-	if testing.Short() {
+	if testing.Short() || raceEnabled { // the race detector makes the model ten times slower
 		most = "25"
 	}
 	d.cmd = exec.Command(exe, append([]string{"--out", d.dir, "--weights", d.own, "--prompts", "6", "--max", most}, args...)...)
@@ -103,7 +103,11 @@ func (d *demoProc) await(pattern string) (group string) {
 
 func (d *demoProc) until(what string, cond func() bool) {
 	d.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+	limit := 30 * time.Second
+	if raceEnabled {
+		limit = 3 * time.Minute
+	}
+	for end := time.Now().Add(limit); !cond(); time.Sleep(time.Millisecond) {
 		require.True(d.t, time.Now().Before(end), what)
 	}
 }
