@@ -245,6 +245,18 @@ func (m *Mesh) Peers() []*Peer {
 	return out
 }
 
+// Arenas is the arenas of the peers that live and share memory with this process, also of those whose link is being made.
+func (m *Mesh) Arenas() (out [][]byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.peers {
+		if a := p.Arena(); a != nil && !p.Dead() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
 // Peer returns the peer of that process, nil if there is none: also one whose handshake is done here and whose connection
 // the loop has not got yet. It has its memory by then, and what is sent waits for the connection.
 func (m *Mesh) Peer(n Nonce) *Peer {
