@@ -45,7 +45,7 @@ lint: ## gofmt, go vet, staticcheck, the rules of the house
 fuzz: ## every fuzz target for FUZZTIME
 	@$(CHECK) fuzz
 
-bench: ## everything that the project asks a time for: failover, join, ep, allreduce, idle (2 min)
+bench: ## everything that the project asks a time for: failover, join, ep, allreduce, idle (4 min)
 	go build -tags faultpoint -o build/serry-faultpoint ./cmd/serry
 	build/serry-faultpoint bench $(BENCHARGS) --json build/bench.json
 

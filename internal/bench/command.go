@@ -282,6 +282,9 @@ func (c *command) all() *cobra.Command {
 	return cmd
 }
 
+// largeKills is how many ranks with 1 and 2 GiB All kills: each takes a second or two to touch that much.
+const largeKills = 20
+
 // All runs every measurement with a part of its default number of samples. What this binary cannot run is skipped.
 func All(ctx context.Context, o Options, fraction float64) ([]*Result, error) {
 	var bad checks
@@ -292,18 +295,26 @@ func All(ctx context.Context, o Options, fraction float64) ([]*Result, error) {
 	a, e, f, j, i := AllReduceDefaults(), EPDefaults(), FailoverDefaults(), JoinDefaults(), IdleDefaults()
 	i.For = partOf(i.For, fraction)
 	a.N, e.N, f.Kills, j.N = part(a.N, fraction), part(e.N, fraction), part(f.Kills, fraction), part(j.N, fraction)
-	var rs []*Result
-	for _, run := range []func() (*Result, error){
-		func() (*Result, error) { return AllReduce(ctx, o, a) },
-		func() (*Result, error) { return EP(ctx, o, e) },
-		func() (*Result, error) {
+	failover := func(f FailoverConfig) func() (*Result, error) {
+		return func() (*Result, error) {
 			if !faultpoint.Enabled {
-				r := newResult("failover", f, "%d ranks, %d kills", f.Ranks, f.Kills)
+				r := newResult("failover", f, "%d ranks, %d kills, %s resident", f.Ranks, f.Kills, sizeText(f.Resident))
 				r.Skipped = ErrNoFaultpoints.Error()
 				return r, nil
 			}
 			return Failover(ctx, o, f)
-		},
+		}
+	}
+	large, larger := f, f // of which nothing is asked
+	large.Resident, larger.Resident = int64(float64(1<<30)*fraction), int64(float64(2<<30)*fraction)
+	large.Kills, larger.Kills = part(largeKills, fraction), part(largeKills, fraction)
+	var rs []*Result
+	for _, run := range []func() (*Result, error){
+		func() (*Result, error) { return AllReduce(ctx, o, a) },
+		func() (*Result, error) { return EP(ctx, o, e) },
+		failover(f),
+		failover(large),
+		failover(larger),
 		func() (*Result, error) { return Join(ctx, o, j) },
 		func() (*Result, error) { return Idle(ctx, o, i) },
 	} {

@@ -261,5 +261,7 @@ func (f *failover) report() {
 	r.note("%d kills measured, %d points never reached, %d violations", len(f.kills), f.missed, len(r.Violations))
 	if d := FailoverDefaults(); f.cfg.Ranks == d.Ranks && f.cfg.Resident == d.Resident && f.cfg.Shape == d.Shape && f.cfg.Links == d.Links {
 		r.bar("longest pause", 50*time.Millisecond, f.slowest.Pause)
+	} else {
+		r.tell(fmt.Sprintf("longest pause with %s resident", sizeText(f.cfg.Resident)), f.slowest.Pause)
 	}
 }

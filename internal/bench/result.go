@@ -40,6 +40,7 @@ type Result struct {
 	Rows       []Row    `json:"rows"`
 	Notes      []string `json:"notes,omitempty"`
 	Bars       []Bar    `json:"bars,omitempty"`
+	Told       []Bar    `json:"told,omitempty"`       // of which nothing is asked
 	Violations []string `json:"violations,omitempty"` // of what serry promises
 	Kills      []Kill   `json:"kills,omitempty"`
 	Skipped    string   `json:"skipped,omitempty"` // why it was not run
@@ -58,6 +59,11 @@ func (r *Result) violate(format string, a ...any) {
 
 func (r *Result) bar(what string, asked, measured time.Duration) {
 	r.Bars = append(r.Bars, Bar{what, asked, measured, measured <= asked})
+}
+
+// tell is a time that nothing is asked of, for the summary.
+func (r *Result) tell(what string, measured time.Duration) {
+	r.Told = append(r.Told, Bar{What: what, Measured: measured, OK: true})
 }
 
 func newResult(name string, args any, about string, a ...any) *Result {
@@ -139,11 +145,14 @@ func printBars(w io.Writer, rs []*Result) {
 		switch {
 		case r.Skipped != "":
 			fmt.Fprintf(t, "%s\t\t\tnot run\n", r.Name)
-		case len(r.Bars) == 0:
+		case len(r.Bars)+len(r.Told) == 0:
 			fmt.Fprintf(t, "%s\t\t\tnothing is asked of a part\n", r.Name)
 		}
 		for _, b := range r.Bars {
 			fmt.Fprintf(t, "%s: %s\t%s\t%s\t%s\t%.0f%%\n", r.Name, b.What, short(b.Asked), short(b.Measured), verdict(b.OK), 100*r.Others)
+		}
+		for _, b := range r.Told {
+			fmt.Fprintf(t, "%s: %s\t\t%s\t\t%.0f%%\n", r.Name, b.What, short(b.Measured), 100*r.Others)
 		}
 		bad += len(r.Violations)
 	}
