@@ -21,6 +21,19 @@ import (
 //	88  offset of this payload in the whole  96 length of the whole
 //	104 tag (4)  108 to incarnation (4)
 //	112 link sequence          120 link acknowledgement (both the link's own)
+//
+// What a field says is the kind's business. Data, hold, need, forward and done: sequence and phase are the operation's,
+// version is the group's, completed-through is the sender's. Need and forward: tag is the rank in the group (not the slot)
+// of who contributed. P2P (pg) is outside of the group's sequence, and uses these fields in its own way; its counts are of
+// bytes, 256 more for each message, of one process to another in a group, from the first message on:
+//
+//	flags 0  a part of a message: tag is the caller's, version the group's when it was sent, offset and length of the whole
+//	         the message's; sequence is the count of what was sent, this message with it
+//	flags 1  (credit) completed-through: the count of what the receiver does not hold any more
+//	flags 2  (ask) the sender waits for credit: sequence is the count sent, completed-through the credit that it knows of
+//	flags 3  (cancel) the rest of the last message does not come: sequence is the count sent
+//
+// Flags are 0 in all other kinds.
 type Header struct {
 	Length     uint32
 	Kind       Kind
@@ -52,13 +65,13 @@ const (
 	KindAck       Kind = 2  // nothing but the link acknowledgement
 	KindHeartbeat Kind = 3  // liveness, with a counter in Seq
 	KindControl   Kind = 16 // payload: a message of package fault
-	KindAgent     Kind = 17 // payload: a message between agents (join, addresses)
+	KindAgent     Kind = 17 // reserved: nobody sends it, and who gets it drops it
 	KindData      Kind = 32 // a part of a contribution to an operation
 	KindHold      Kind = 33 // "I hold all of Seq"
-	KindNeed      Kind = 34 // asks for the contribution of slot Tag to Seq
-	KindForward   Kind = 35 // answers it: the contribution of slot Tag
+	KindNeed      Kind = 34 // asks for the contribution of rank Tag of the group to Seq
+	KindForward   Kind = 35 // answers it: the contribution of rank Tag
 	KindDone      Kind = 36 // nothing but completed-through
-	KindP2P       Kind = 37 // send/recv
+	KindP2P       Kind = 37 // send/recv, and its window: see Flags in Header
 )
 
 // Size of an encoded Header in bytes.
