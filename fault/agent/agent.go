@@ -71,6 +71,8 @@ type Agent struct {
 	ids     map[mesh.Nonce]fault.ID
 	byID    map[fault.ID]mesh.Nonce
 	early   []early // frames that came before the machine was there
+	keep    int     // most bytes that are kept of one process, in early or strange
+	kept    map[mesh.Nonce]int
 	timer   time.Duration
 	onJoin  func(mesh.Nonce, fault.Msg) // a joiner's answers
 	over    bool
@@ -91,7 +93,8 @@ type gone struct {
 }
 
 const (
-	maxStrange = 1 << 14         // frames of one process
+	maxKept    = 1 << 30         // bytes of one process that is no member yet, or of before this one is: see keepFrame
+	frameCost  = 256             // of a frame that is kept, besides its payload
 	maxControl = 32 << 20        // bytes of one control message
 	keepGone   = 5 * time.Second // memory of one that no view has had
 )
@@ -108,6 +111,7 @@ func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
 		peers: map[mesh.Nonce]*mesh.Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
 		died: map[mesh.Nonce]bool{}, silent: map[mesh.Nonce]bool{},
 		strange: map[mesh.Nonce][]device.Frame{}, parts: map[mesh.Nonce][]byte{},
+		keep: maxKept, kept: map[mesh.Nonce]int{},
 	}
 }
 
@@ -136,6 +140,9 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 		m, effs := fault.New(cfg, a.m.Now())
 		a.machine = m
 		ready()
+		if a.over {
+			return // too much came before: see keepFrame
+		}
 		a.run(effs)
 		for n := range a.died {
 			if id, ok := a.ids[n]; ok {
@@ -149,6 +156,7 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 		}
 		es := a.early
 		a.early = nil
+		clear(a.kept)
 		for i := range es {
 			a.Frame(es[i].p, &es[i].f)
 		}
@@ -184,25 +192,31 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 			}
 		}
 	}
-	if a.machine == nil {
-		// All of them: a frame that is dropped never comes again. It is what the group would keep.
-		g := *f
-		g.Payload = append([]byte(nil), f.Payload...)
-		a.early = append(a.early, early{p, g})
+	if a.over {
 		return
 	}
-	if a.over {
+	if a.machine == nil {
+		if g, ok := a.keepFrame(p, f); ok {
+			a.early = append(a.early, early{p, g})
+		} else {
+			a.early = nil
+			a.effect(fault.Evicted{Why: fmt.Sprintf("%s sent more than the %d MiB that are kept until this process has begun", p.Name(), a.keep>>20)})
+		}
 		return
 	}
 	id, known := a.ids[p.Nonce()]
 	if f.Kind >= wire.KindData {
 		if known {
 			a.host.Data(id, f)
-		} else if n := p.Nonce(); len(a.strange[n]) < maxStrange && !a.died[n] {
-			// A newcomer's that others have admitted, of which we hear in a moment: a frame that is dropped never comes again.
-			g := *f
-			g.Payload = append([]byte(nil), f.Payload...)
-			a.strange[n] = append(a.strange[n], g)
+		} else if n := p.Nonce(); a.peers[n] == p && !a.died[n] {
+			// A newcomer's that others have admitted, of which we hear in a moment.
+			if g, ok := a.keepFrame(p, f); ok {
+				a.strange[n] = append(a.strange[n], g)
+			} else {
+				a.log.Warn("a process that no view has sent more than is kept of it: it is dropped", "peer", p.Name(), "MiB", a.keep>>20)
+				a.forget(n)
+				a.silent[n] = true // a view that has it has one that we cannot hear
+			}
 		}
 		return
 	}
@@ -220,6 +234,20 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 	} else {
 		a.step(fault.Received{Nonce: p.Nonce(), Msg: msg})
 	}
+}
+
+// keepFrame copies a frame for later, and says whether there is room for it. A frame that is dropped never comes again, so
+// who has none must end the link, or itself. What honest processes send before they are known are the contributions to the
+// first operations and at most a window of messages. Contributions to other hosts may be of any size, and come as fast as
+// the link takes them; the moment is short, so what comes in it is bounded by the link's speed, not by the group's depth.
+func (a *Agent) keepFrame(p *mesh.Peer, f *device.Frame) (g device.Frame, ok bool) {
+	n := p.Nonce()
+	if a.kept[n] += len(f.Payload) + frameCost; a.kept[n] > a.keep {
+		return g, false
+	}
+	g = *f
+	g.Payload = append([]byte(nil), f.Payload...)
+	return g, true
 }
 
 // join puts a control message of several frames together; nil: it is not whole yet.
@@ -252,6 +280,7 @@ func (a *Agent) forget(n mesh.Nonce) {
 	delete(a.died, n)
 	delete(a.silent, n)
 	delete(a.strange, n)
+	delete(a.kept, n)
 	delete(a.parts, n)
 }
 
@@ -382,6 +411,7 @@ func (a *Agent) effect(e fault.Effect) {
 		for _, m := range e.Joined {
 			fs := a.strange[m.Nonce]
 			delete(a.strange, m.Nonce)
+			delete(a.kept, m.Nonce)
 			for i := range fs {
 				a.host.Data(m.ID, &fs[i])
 			}
