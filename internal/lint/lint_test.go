@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"go/ast"
 	"go/format"
+	"io"
 	"os"
 	"os/exec"
 	"path"
@@ -224,20 +225,83 @@ func leak(name string, text []byte) (bad []string) {
 	return bad
 }
 
-func TestNoLeaks(t *testing.T) {
-	out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()
+// trackedFiles calls fn for each file that git tracks, with its mode in git.
+func trackedFiles(t *testing.T, fn func(name, mode string)) {
+	out, err := exec.Command("git", "-C", root, "ls-files", "-s", "-z").Output()
 	if err != nil {
 		t.Skip("not a git checkout")
 	}
-	for name := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+	for line := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+		about, name, _ := strings.Cut(line, "\t")
+		fn(name, strings.Fields(about)[0])
+	}
+}
+
+func TestNoLeaks(t *testing.T) {
+	trackedFiles(t, func(name, _ string) {
 		info, err := os.Lstat(filepath.Join(root, name))
 		if err != nil || !info.Mode().IsRegular() || info.Size() > 4<<20 || path.Base(name) == "go.sum" {
-			continue
+			return
 		}
 		text, err := os.ReadFile(filepath.Join(root, name))
 		require.NoError(t, err)
 		for _, problem := range leak(name, text) {
 			t.Error(problem)
 		}
+	})
+}
+
+// maxBytes bounds a tracked file; large lists those that may be larger, and how large. Binary files that are data are
+// tracked under testdata or by name, in large or in data.
+const maxBytes = 64 << 10
+
+var (
+	large = map[string]int64{"examples/moe/weights/model.safetensors": 8 << 20}
+	data  = []string{"examples/moe/weights/reference.safetensors"}
+)
+
+// programs are how files begin that a machine runs: ELF, Mach-O of both orders and widths and of several machines, PE,
+// WebAssembly, archives of objects.
+var programs = []string{"\x7fELF", "\xfe\xed\xfa\xce", "\xfe\xed\xfa\xcf", "\xce\xfa\xed\xfe", "\xcf\xfa\xed\xfe",
+	"\xca\xfe\xba\xbe", "MZ", "\x00asm", "!<arch>\n"}
+
+// tracked says what is wrong with a tracked file: it was built, or it is too large.
+func tracked(name, mode string, size int64, head []byte) (bad []string) {
+	_, isLarge := large[name]
+	binary := bytes.IndexByte(head, 0) >= 0
+	switch {
+	case slices.ContainsFunc(programs, func(p string) bool { return bytes.HasPrefix(head, []byte(p)) && (p != "MZ" || binary) }):
+		bad = append(bad, name+": a program that was built: only its source is tracked")
+	case mode == "100755" && !bytes.HasPrefix(head, []byte("#!")):
+		bad = append(bad, name+": executable, and no script")
+	case binary && !isLarge && !slices.Contains(data, name) && !strings.Contains("/"+name, "/testdata/"):
+		bad = append(bad, name+": not a text: if it is data, name it in internal/lint")
 	}
+	if limit := max(maxBytes, large[name]); size > limit {
+		bad = append(bad, fmt.Sprintf("%s: %d bytes, at most %d are allowed", name, size, limit))
+	}
+	return bad
+}
+
+func TestTrackedFiles(t *testing.T) {
+	trackedFiles(t, func(name, mode string) {
+		f, err := os.Open(filepath.Join(root, name))
+		if err != nil {
+			return // removed, and not yet in git
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		require.NoError(t, err)
+		if !info.Mode().IsRegular() {
+			return
+		}
+		head := make([]byte, 8<<10)
+		n, err := io.ReadFull(f, head)
+		if err != io.EOF && err != io.ErrUnexpectedEOF {
+			require.NoError(t, err)
+		}
+		for _, problem := range tracked(name, mode, info.Size(), head[:n]) {
+			t.Error(problem)
+		}
+	})
 }

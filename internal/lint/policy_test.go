@@ -2,7 +2,9 @@ package lint
 
 import (
 	"fmt"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -70,6 +72,10 @@ const policy = `
 	internal/harness !< internal/vec, device, rendezvous, mesh, fault, fault/agent, collectives, pg, ep, transfer, store,
 		bindings, examples;
 `
+
+// rooms are the folders that the design and the policy have a place for, and that are not built yet.
+var rooms = []string{"collectives/plan", "ep/eplb", "device/topo", "device/rdma", "device/nvlink", "device/cuda", "transfer", "store", "store/place",
+	"store/master", "bindings"}
 
 // forbidden is what the design forbids by name: the policy must not come to
 // allow it. "from -> to": from imports to.
@@ -192,6 +198,48 @@ func mustPolicy(t *testing.T) *order {
 	o, err := parsePolicy(policy)
 	require.NoError(t, err)
 	return o
+}
+
+// unplaced says which folders the policy or the list of pure ones name and that neither exist nor are rooms, and which
+// rooms have been built.
+func (o *order) unplaced(pure, rooms []string, exists func(dir string) bool) (bad []string) {
+	named := slices.Clone(pure)
+	for dir := range o.below {
+		if dir != strings.ToUpper(dir) { // an alias
+			named = append(named, dir)
+		}
+	}
+	slices.Sort(named)
+	for _, dir := range slices.Compact(named) {
+		switch is, room := exists(dir), slices.Contains(rooms, dir); {
+		case !is && !room:
+			bad = append(bad, fmt.Sprintf("%s is listed, and there is no such folder: take it out, or call it a room", dir))
+		case is && room:
+			bad = append(bad, fmt.Sprintf("%s is built: it is no room any more", dir))
+		}
+	}
+	for _, dir := range rooms {
+		if !slices.Contains(named, dir) {
+			bad = append(bad, fmt.Sprintf("%s is a room without a place", dir))
+		}
+	}
+	return bad
+}
+
+func TestListedFoldersExist(t *testing.T) {
+	for _, problem := range mustPolicy(t).unplaced(pure, rooms, func(dir string) bool {
+		info, err := os.Stat(filepath.Join(root, dir))
+		return err == nil && info.IsDir()
+	}) {
+		t.Error(problem)
+	}
+	o, err := parsePolicy("NONE < a, b/c; a < X < d;")
+	require.NoError(t, err)
+	bad := o.unplaced([]string{"a", "e"}, []string{"a", "d", "f"}, func(dir string) bool { return dir == "a" || dir == "b/c" })
+	require.Len(t, bad, 3)
+	for i, want := range []string{"a is built", "e is listed", "f is a room"} {
+		require.Contains(t, bad[i], want)
+	}
 }
 
 func TestPolicyForbids(t *testing.T) {

@@ -100,3 +100,31 @@ func TestLeaksAreFound(t *testing.T) {
 		require.Equal(t, want, len(leak("f", []byte(text))) > 0, text)
 	}
 }
+
+func TestBuiltAndLargeFilesAreFound(t *testing.T) {
+	for _, c := range []struct {
+		name, mode string
+		size       int64
+		head       string
+		want       string // empty: nothing is wrong
+	}{
+		{"a/a.go", "100644", 100, "package a\n", ""},
+		{"scripts/a.sh", "100755", 100, "#!/bin/sh\n", ""},
+		{"scripts/a", "100755", 100, "echo\n", "executable"},
+		{"serry", "100755", 100, "\x7fELF\x02\x01\x01\x00", "was built"},
+		{"serry", "100644", 100, "\x7fELF\x02\x01\x01\x00", "was built"},
+		{"serry", "100644", 100, "\xcf\xfa\xed\xfe\x07\x00", "was built"},
+		{"serry.exe", "100644", 100, "MZ\x90\x00", "was built"},
+		{"README", "100644", 100, "MZ is how a program begins", ""},
+		{"a.bin", "100644", 100, "ab\x00c", "not a text"},
+		{"fault/testdata/a.bin", "100644", 100, "ab\x00c", ""},
+		{"examples/moe/weights/model.safetensors", "100644", 7 << 20, "ab\x00c", ""},
+		{"examples/moe/weights/model.safetensors", "100644", 9 << 20, "ab\x00c", "at most 8388608"},
+		{"examples/moe/weights/other.safetensors", "100644", 100, "ab\x00c", "not a text"},
+		{"a/a.txt", "100644", maxBytes + 1, "text", "at most 65536"},
+	} {
+		bad := strings.Join(tracked(c.name, c.mode, c.size, []byte(c.head)), "\n")
+		require.Equal(t, c.want == "", bad == "", "%s: %q", c.name, bad)
+		require.Contains(t, bad, c.want)
+	}
+}
