@@ -15,10 +15,9 @@ import (
 // operation has ended. It gives its turn to a caller that needs one at once, between two of its steps: so nobody who only
 // issues something waits for a peer.
 type turns struct {
-	driver atomic.Int32  // 1: somebody drives
+	driver atomic.Int32  // 1: somebody drives; and 2 for each caller in line with needTurn
 	wants  atomic.Int32  // callers in line
-	urgent atomic.Int32  // of these, those of needTurn
-	others atomic.Int32  // of these, those of needPair
+	others atomic.Int32  // of these, those with needPair
 	asleep atomic.Bool   // who drives sleeps, or is about to
 	parked atomic.Bool   // the progress goroutine waits
 	worker chan struct{} // wakes the progress goroutine
@@ -51,10 +50,23 @@ const turnFor = time.Millisecond
 func (t *turns) init() { t.worker = make(chan struct{}, 1) }
 
 // try takes the turn if nobody has it.
-func (t *turns) try() bool { return t.driver.CompareAndSwap(0, 1) }
+func (t *turns) try() bool {
+	for {
+		v := t.driver.Load()
+		if v&1 != 0 {
+			return false
+		}
+		if t.driver.CompareAndSwap(v, v|1) {
+			return true
+		}
+	}
+}
 
 // take is try for one that does not stand in line: it lets those go first who need a turn.
-func (t *turns) take() bool { return t.urgent.Load() == 0 && t.try() }
+func (t *turns) take() bool { return t.driver.CompareAndSwap(0, 1) }
+
+// urgent says that a caller needs a turn.
+func (t *turns) urgent() bool { return t.driver.Load() > 1 }
 
 // acquire makes the caller the one that drives the group. It waits for at most a step of another one, or until ctx or the
 // world is over.
@@ -62,6 +74,11 @@ func (g *Group) acquire(ctx context.Context) error {
 	if g.take() {
 		return nil
 	}
+	return g.awaitTurn(ctx)
+}
+
+//go:noinline
+func (g *Group) awaitTurn(ctx context.Context) error {
 	_, err := g.await(ctx, needTurn, nil)
 	return err
 }
@@ -73,7 +90,7 @@ func (g *Group) acquireIn(d time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
-	_, err := g.await(ctx, needTurn, nil)
+	err := g.awaitTurn(ctx)
 	if err != nil && ctx.Err() != nil && g.w.overErr() == nil {
 		return fmt.Errorf("serry: nothing was issued: another call is in an operation of group %x since %v: %w", g.id, d, err)
 	}
@@ -119,7 +136,7 @@ func (g *Group) await(ctx context.Context, n need, w *Work) (held bool, err erro
 
 // wanted says that who drives should hand its turn over. turn is since when it has it, from the first question on.
 func (g *Group) wanted(turn *time.Duration) bool {
-	if g.urgent.Load() > 0 {
+	if g.urgent() {
 		return true
 	}
 	if g.others.Load() == 0 {
@@ -194,7 +211,7 @@ func (g *Group) enter(n need, w *Work) *caller {
 func (t *turns) count(n need, d int32) {
 	switch n {
 	case needTurn:
-		t.urgent.Add(d)
+		t.driver.Add(2 * d)
 	case needPair:
 		t.others.Add(d)
 	}
@@ -247,8 +264,10 @@ func (t *turns) tell(w *Work) {
 // release lets the next one drive.
 func (g *Group) release() {
 	left := len(g.queue) > 0
-	g.driver.Store(0)
-	g.handOn(left)
+	g.driver.Add(-1)
+	if left || g.wants.Load() > 0 {
+		g.handOn(left)
+	}
 }
 
 // handOn wakes the next caller: the oldest of those with the most urgent need; or the progress goroutine, if something is

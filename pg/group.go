@@ -200,8 +200,10 @@ func (g *Group) do(ctx context.Context, call *collectives.Call) (Result, error) 
 
 // doIn is do, and says in which version the operation was.
 func (g *Group) doIn(ctx context.Context, call *collectives.Call, s *split) (Result, *collectives.Version, error) {
-	if err := g.refused(ctx); err != nil {
-		return Result{}, nil, err
+	if g.aborted.Load() != nil {
+		if err := g.refused(ctx); err != nil {
+			return Result{}, nil, err
+		}
 	}
 	if err := g.acquire(ctx); err != nil {
 		return Result{}, nil, err
@@ -211,7 +213,10 @@ func (g *Group) doIn(ctx context.Context, call *collectives.Call, s *split) (Res
 	if err != nil {
 		return Result{}, nil, err
 	}
-	err = g.drive(ctx, w)
+	held, err := g.steps(ctx, func() bool { return g.advance() }, func() bool { return w.done.Load() }, w)
+	if !held {
+		g.retake()
+	}
 	if !w.done.Load() {
 		// The context is over: this rank gives up, and says so to all. Nothing touches the caller's buffers any more,
 		// because nobody drives the group again.
@@ -354,13 +359,9 @@ func (g *Group) abort(reason string) {
 	g.post(reason)
 }
 
-// refused waits, in a group that was aborted here, until that is agreed, so that the error is the same as the others'.
+// refused waits, in a group that was aborted here, until that is agreed: so that the error is the same as the others'.
 // Where it is not in time, it returns that of abort.
 func (g *Group) refused(ctx context.Context) error {
-	a := g.aborted.Load()
-	if a == nil {
-		return nil
-	}
 	for begin := g.w.mesh.Now(); g.comm.Current().Fail == ""; {
 		switch {
 		case g.w.overErr() != nil || g.closed.Load():
@@ -368,7 +369,7 @@ func (g *Group) refused(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case g.w.mesh.Now()-begin > g.opts.Timeout:
-			return a
+			return g.aborted.Load()
 		}
 		time.Sleep(abortPoll)
 	}
@@ -449,7 +450,7 @@ func (g *Group) steps(ctx context.Context, step, done func() bool, w *Work) (hel
 		if g.others.Load() > 0 {
 			d = turnFor
 		}
-		g.comm.Sleep(d, func() bool { return step() || done() || ctx.Err() != nil || g.urgent.Load() > 0 })
+		g.comm.Sleep(d, func() bool { return step() || done() || ctx.Err() != nil || g.urgent() })
 		g.asleep.Store(false)
 	}
 	if g.waiting.seq.Load() != 0 {

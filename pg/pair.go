@@ -48,8 +48,10 @@ func (g *Group) StartPair(ctx context.Context, x *Exchange) (*Pair, error) {
 	if !g.opts.Pairs || g.opts.Mode != Raise {
 		return nil, fmt.Errorf("%w: dispatch needs a group with Options{Pairs: true, Mode: Raise}", ErrOutOfStep)
 	}
-	if err := g.refused(ctx); err != nil {
-		return nil, err
+	if g.aborted.Load() != nil {
+		if err := g.refused(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if err := g.acquire(ctx); err != nil {
 		return nil, err
