@@ -77,7 +77,7 @@ var steps = []step{
 	{"cross", "everything compiles for other systems", 6 * time.Minute, cross},
 	{"test", "the Go tests", 8 * time.Minute, test},
 	{"tags", "the tests that need a build tag", 4 * time.Minute, tags},
-	{"race", "the tests of packages with goroutines, short, under the race detector", 6 * time.Minute, race},
+	{"race", "the tests of packages with goroutines, short (kills at some points with each link), under the race detector", 6 * time.Minute, race},
 	{"long", "the Go tests with the build tag long: the whole matrix of the proof, soaks", time.Hour, long},
 	{"longrace", "the same of packages with goroutines, under the race detector", 2 * time.Hour, longRace},
 	{"fuzz", "every fuzz target for -fuzztime", time.Hour, fuzz},
@@ -278,6 +278,8 @@ func tags(s *step) (r result) {
 	return r
 }
 
+// race is short: of pg/proof's points it is those that -short chooses, some of each kind of link, killed in processes that
+// the race detector watches too.
 func race(s *step) result { return s.race("-short") }
 
 func longRace(s *step) result { return s.race("-tags", "long") }
