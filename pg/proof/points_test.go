@@ -84,8 +84,14 @@ func scene(point string, victim int, hosts bool) (d dying, same bool) {
 	return d, same
 }
 
-// run runs one case: the victim comes to the point and dies there.
-func (d dying) run(t testing.TB, seed uint64) (count map[string]int) {
+// mayMiss says that the victim comes to the point only if it is not slower than the others: they overtake a coordinator that
+// says nothing, and need no promise of everybody. It has one chance, the death of first.
+func (d dying) mayMiss() bool {
+	return slices.Contains([]string{faultpoint.AgentPrepare, faultpoint.AgentPromise, faultpoint.AgentAccept}, d.point)
+}
+
+// run runs one case: the victim comes to the point and dies there, or lives if it may miss it.
+func (d dying) run(t testing.TB, seed uint64) (fired bool, count map[string]int) {
 	w := d.stage.world(t, rankArgs{Mode: d.mode, Seed: seed})
 	dead := slices.Clone(d.first)
 	for r := range founders {
@@ -120,13 +126,21 @@ func (d dying) run(t testing.TB, seed uint64) (count map[string]int) {
 		_, err := p.Line("joined", 20*time.Second)
 		require.NoError(t, err, "the replacement")
 	}
-	if !d.joiner {
+	fired = true
+	switch {
+	case d.joiner:
+	case d.mayMiss():
+		_, err := w.procs[d.victim].Wait(5 * time.Second)
+		if fired = err != nil && strings.Contains(err.Error(), "signal: killed"); fired {
+			dead = append(dead, d.victim)
+		}
+	default:
 		dies(w.procs[d.victim])
 		dead = append(dead, d.victim)
 	}
 	time.Sleep(30 * time.Millisecond)
 	_, count = w.finish(dead...)
-	return count
+	return fired, count
 }
 
 // runStopped stops the victim at the point until the others have gone on without it, and continues it: what it does then
