@@ -105,7 +105,7 @@ func plan(view View, votes []vote, ch change, b bug) (v Value, missing Set) {
 	return v, missing
 }
 
-// gather lists the groups that lose or gain one of the slots, or fail, in order of creation.
+// gather lists the groups that lose or gain one of the slots, or fail, the first ones of their members first.
 func gather(votes []vote, speaks []Set, fails []failing, touched Set) (groups []*concerned) {
 	for _, w := range votes {
 		for _, h := range w.Groups {

@@ -33,7 +33,7 @@ type Machine struct {
 	asked  uint64        // the newest epoch that we asked others about
 	caught map[ID]uint64 // up to which epoch a member was told, in this epoch
 
-	groups []Group // in order of creation
+	groups []Group // in the order in which this process came to know them
 	orphan []uint64
 
 	// Time. t counts only what passed while this process ran: a step that comes much later than the Timer asked for

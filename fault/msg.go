@@ -50,7 +50,7 @@ type report struct {
 type held struct {
 	GroupDone
 	Slots Set
-	Order uint32 // place in the order of creation, at who reports
+	Order uint32 // its place among the groups of who reports
 }
 
 type (
@@ -185,7 +185,7 @@ type Join struct {
 type Welcome struct {
 	Self   ID
 	View   View
-	Groups []Group // of its slot, in order of creation; Cut is the last sequence that is completed
+	Groups []Group // of its slot, as the view's cuts list them; Cut is the last sequence that is completed
 	At     uint64  // the Boundary at which it enters
 	Attach []byte  // what the member that sends this attached for it
 	Gained Set     // slots of those who enter there, this one too

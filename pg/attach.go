@@ -8,12 +8,13 @@ import (
 
 // What members attach for a newcomer, before the caller's own bytes:
 //
-//	count (4), then for each group {id (8), options (23), losses (1), then for each {epoch (8), slots (2), slot (2) each,
+//	count (4), then for each group {id (8), born (8), options (23), losses (1), then for each {epoch (8), slots (2), slot (2) each,
 //	length of the reason (2), reason}}
 //
 // The losses are those that no member has returned to its caller yet: they stand at the same place of the program, which
 // lies after the Boundary, and the newcomer returns them there too.
 type groupOptions struct {
+	born   uint64 // the place in the order of creation
 	opts   Options
 	losses []*RankLost
 }
@@ -45,7 +46,7 @@ func (w *World) encodeAttach(losses map[uint64][]*RankLost, user []byte) []byte 
 	gs := w.Groups()
 	b := le.AppendUint32(nil, uint32(len(gs)))
 	for _, g := range gs {
-		b = g.opts.encode(le.AppendUint64(b, g.id))
+		b = g.opts.encode(le.AppendUint64(le.AppendUint64(b, g.id), w.bornAt(g.id)))
 		es := losses[g.id]
 		es = es[max(0, len(es)-255):]
 		b = append(b, byte(len(es)))
@@ -79,7 +80,7 @@ func decodeAttach(b []byte) (map[uint64]groupOptions, []byte, error) {
 	m := map[uint64]groupOptions{}
 	for n := u32(); n > 0 && !short; n-- {
 		id := u64()
-		var x groupOptions
+		x := groupOptions{born: u64()}
 		x.opts.decode(take(optionsBytes))
 		for k := take(1)[0]; k > 0 && !short; k-- {
 			e := &RankLost{Epoch: u64()}

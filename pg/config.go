@@ -11,6 +11,54 @@ import (
 	"github.com/serry-project/serry/rendezvous"
 )
 
+// What Options may ask for at most: the bytes of an area, depth x lanes x (slot + what stands before it), are then far
+// from the end of an int64, and the arena says what it has room for.
+const (
+	maxSlotBytes = 1 << 40
+	maxDepth     = 1024 // in lanes
+)
+
+// check names the first field that makes no sense. It looks at what was given: zero means the default.
+func (o *Options) check() error {
+	switch {
+	case o.Mode > Raise:
+		return fmt.Errorf("Options.Mode is %d: there are Continue (%d) and Raise (%d)", o.Mode, Continue, Raise)
+	case o.Timeout < 0:
+		return negative("Options.Timeout", o.Timeout)
+	case o.SlotBytes < 0:
+		return negative("Options.SlotBytes", o.SlotBytes)
+	case int64(o.SlotBytes) > maxSlotBytes:
+		return fmt.Errorf("Options.SlotBytes is %d: at most %d can be", o.SlotBytes, int64(maxSlotBytes))
+	case o.Depth < 0:
+		return negative("Options.Depth", o.Depth)
+	case o.Depth > maxDepth/o.lanes():
+		return fmt.Errorf("Options.Depth is %d: at most %d can be, or %d with Pairs", o.Depth, maxDepth, maxDepth/2)
+	}
+	return nil
+}
+
+func negative(field string, x any) error {
+	return fmt.Errorf("%s is %v: it cannot be negative (0 means the default)", field, x)
+}
+
+// check is that of Options, for what else was given.
+func (c *Config) check() error {
+	switch {
+	case c.ArenaBytes < 0:
+		return negative("Config.ArenaBytes", c.ArenaBytes)
+	case c.HeartbeatEvery < 0:
+		return negative("Config.HeartbeatEvery", c.HeartbeatEvery)
+	case c.HeartbeatLimit < 0:
+		return negative("Config.HeartbeatLimit", c.HeartbeatLimit)
+	case c.Links != "" && c.Links != "auto" && c.Links != "tcp":
+		return fmt.Errorf("Config.Links is %q: it is auto or tcp", c.Links)
+	}
+	if err := c.Options.check(); err != nil {
+		return fmt.Errorf("Config.%w", err)
+	}
+	return nil
+}
+
 // Config says who joins what. The zero value of a field means its default.
 type Config struct {
 	// Rank asks for a slot; -1 (with Rejoin) takes any free one, or a new one within Capacity.
@@ -51,6 +99,7 @@ type Config struct {
 }
 
 func (c *Config) fill() error {
+	wrong := c.check()
 	if c.Capacity == 0 {
 		c.Capacity = c.Size
 	}
@@ -75,6 +124,8 @@ func (c *Config) fill() error {
 	c.Options = c.Options.withDefaults(1 << 20)
 	bad := func(f string, a ...any) error { return &JoinError{Rank: c.Rank, What: fmt.Sprintf(f, a...)} }
 	switch {
+	case wrong != nil:
+		return bad("%v", wrong)
 	case c.Store == nil && len(c.Peers) == 0:
 		return bad("neither a Store nor Peers are given")
 	case c.Size < 1 && !c.Rejoin:

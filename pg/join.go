@@ -32,7 +32,7 @@ type identity struct {
 }
 
 const (
-	identityFormat = 2
+	identityFormat = 3
 	identityBytes  = 45 + termsBytes
 )
 
@@ -60,11 +60,17 @@ func (id *identity) decode(b []byte) error {
 // replacement or an extra rank, which enters at the members' next Boundary. It ends with ctx at the latest.
 func Join(ctx context.Context, cfg Config) (*World, error) {
 	given := cfg
-	if err := cfg.fill(); err != nil {
-		return nil, err
+	wrong := cfg.fill()
+	var st rendezvous.Store
+	if cfg.Store != nil {
+		st = rendezvous.Prefix(cfg.Store, "serry/"+cfg.Name)
+	}
+	if wrong != nil {
+		decline(st, &cfg, wrong)
+		return nil, wrong
 	}
 	w := &World{
-		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, members: map[fault.ID]*mesh.Peer{},
+		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, born: map[uint64]uint64{}, members: map[fault.ID]*mesh.Peer{},
 		left: make(chan struct{}), isOver: make(chan struct{}), events: events{ch: make(chan Event, 256)},
 	}
 	fail := func(what string, err error) (*World, error) {
@@ -74,11 +80,10 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 		if e := ctx.Err(); e != nil && err == nil {
 			err = e
 		}
+		if u := (*unlike)(nil); errors.As(err, &u) {
+			decline(st, &cfg, u)
+		}
 		return nil, &JoinError{cfg.Rank, what, err}
-	}
-	var st rendezvous.Store
-	if cfg.Store != nil {
-		st = rendezvous.Prefix(cfg.Store, "serry/"+cfg.Name)
 	}
 	founds, err := w.founds(ctx, st)
 	if err != nil {
@@ -93,6 +98,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 		return fail("meeting the others", err)
 	}
 	if err := w.cfg.fits(); err != nil {
+		decline(st, &cfg, err)
 		return nil, err
 	}
 	w.mesh, err = mesh.Open(ctx, mesh.Config{
@@ -106,6 +112,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if w.arena, err = collectives.NewArena(w.mesh.Arena(), w.mesh.Reserve, w.cfg.shape()); err != nil {
 		return fail("shared memory", err)
 	}
+	w.arena.Locals = w.mesh.Arenas
 	w.agent = agent.New(w.mesh, worldHost{w}, cfg.Log)
 	if err := w.mesh.Start(w.agent); err != nil {
 		return fail("starting", err)
@@ -199,8 +206,8 @@ func (w *World) identify(ctx context.Context, st rendezvous.Store, founds bool) 
 		return id, nil, err
 	}
 	if id.size != w.cfg.Size || id.capacity != w.cfg.Capacity && !w.cfg.Rejoin {
-		return id, nil, fmt.Errorf("this rank was started for a world of %d (capacity %d), the others for %d (capacity %d): give all the same",
-			w.cfg.Size, w.cfg.Capacity, id.size, id.capacity)
+		return id, nil, &unlike{fmt.Sprintf("this rank was started for a world of %d (capacity %d), the others for %d (capacity %d): give all the same",
+			w.cfg.Size, w.cfg.Capacity, id.size, id.capacity)}
 	}
 	return id, nil, nil
 }
@@ -224,6 +231,9 @@ func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) err
 		if addrs[r], err = st.Get(ctx, rankKey(r)); err != nil {
 			return fmt.Errorf("%s of %d did not come: %w", ranks(w.absent(st, rankKey, id.size)), id.size, err)
 		}
+		if why, no := declined(addrs[r]); no {
+			return fmt.Errorf("rank %d does not take part: %s", r, why)
+		}
 	}
 	ms, err := w.meet(ctx, st, addrs)
 	if err != nil {
@@ -239,6 +249,24 @@ func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) err
 	w.inc = 1
 	return w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
 }
+
+// declineMark begins what a founder that cannot take part writes in the place of its address; the reason follows.
+const declineMark = "!"
+
+// decline tells the other founders that this one does not come, and why, so that they do not wait for it.
+func decline(st rendezvous.Store, c *Config, why error) {
+	if st == nil || c.Rejoin || c.Rank < 0 || c.Rank >= fault.MaxSlots {
+		return
+	}
+	if j := (*JoinError)(nil); errors.As(why, &j) {
+		why = errors.New(j.What)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = st.CompareAndSet(ctx, rankKey(c.Rank), nil, []byte(declineMark+why.Error()))
+}
+
+func declined(b []byte) (why string, no bool) { return strings.CutPrefix(string(b), declineMark) }
 
 func worldGroup(v fault.View) fault.Group {
 	g := fault.Group{ID: worldID, Version: 1}
@@ -388,15 +416,15 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 	}, func() {
 		var err error
 		for _, fg := range groups {
-			o, losses := w.cfg.Options, []*RankLost(nil)
-			slots := fg.Slots.Slots()
-			if x, ok := opts[fg.ID]; ok {
-				o, losses = x.opts, x.losses
-			} else if fg.ID != worldID { // the members have closed it
+			x, ok := opts[fg.ID]
+			if !ok && fg.ID != worldID { // the members have closed it
 				w.agent.Post(fault.Dropped{Group: fg.ID})
 				continue
 			}
-			if err = w.add(fg, slots, o, losses, &view); err != nil {
+			if !ok {
+				x.opts = w.cfg.Options
+			}
+			if err = w.add(fg, x, &view); err != nil {
 				break
 			}
 		}
@@ -411,27 +439,27 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 }
 
 // add makes one of the groups that this process starts with.
-func (w *World) add(fg fault.Group, slots []int, o Options, losses []*RankLost, view *fault.View) error {
+func (w *World) add(fg fault.Group, x groupOptions, view *fault.View) error {
+	slots := fg.Slots.Slots()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	g, err := newGroup(w, fg.ID, slots, o, fg.Version, fg.Cut, w.membersOf(slots, view))
+	g, err := newGroup(w, fg.ID, slots, x.opts, fg.Version, fg.Cut, w.membersOf(slots, view))
 	if err != nil {
 		return err
 	}
 	g.size.Store(int64(view.Size))
-	for _, e := range losses {
+	for _, e := range x.losses {
 		for _, s := range e.Slots {
 			if r := slices.Index(slots, s); r >= 0 {
 				e.Lost = append(e.Lost, r)
 			}
 		}
 	}
-	g.pending = losses
+	g.pending = x.losses
 	if fg.ID == worldID {
 		w.Group = g
 	}
-	w.groups[fg.ID] = g
-	w.order = append(w.order, fg.ID)
+	w.enlist(g, x.born)
 	w.replay(g)
 	return nil
 }

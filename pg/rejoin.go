@@ -240,7 +240,7 @@ func (w *World) storedAddrs(ctx context.Context, st rendezvous.Store, capacity i
 		cctx, cancel := context.WithTimeout(ctx, time.Second)
 		b, err := st.CompareAndSet(cctx, fmt.Sprintf("rank/%d", r), []byte("-"), []byte("-"))
 		cancel()
-		if err == nil && len(b) > 1 {
+		if _, no := declined(b); err == nil && len(b) > 1 && !no {
 			as = append(as, b)
 		}
 	}

@@ -2,7 +2,6 @@ package pg
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,15 +16,24 @@ import (
 	"github.com/serry-project/serry/internal/wire"
 )
 
-// proposalBytes is what each rank says of a group that is to be made: {digest of slots and options (8), random id (8)}.
+// proposalBytes is what each rank says of a group that is to be made: {digest of slots and options (8), its clock (8)}.
 const proposalBytes = 16
+
+// birth is how a group came to be.
+type birth struct {
+	id    uint64
+	born  uint64 // its place in the order of creation (World.Groups)
+	epoch uint64 // of the parent's version in which the operation that made it completed
+	since uint64 // the epoch here when this process had not taken part in that: nobody can have made it yet
+}
 
 // Sub makes a group of some of g's slots (of the world, in any order, each once; nil: all of g's). It is an operation of g:
 // every active member of g calls it with the same arguments, also one that will not be in it (it gets nil, nil). Close the
 // group when it is not needed any more, also after it has failed: its memory is this process's arena (Config.ArenaBytes).
 //
 // Errors are those of an operation of g; ErrMismatch: the ranks gave other slots or options, and no group was made. If one
-// of the members has no memory for it, the group is failed for good on all of them.
+// of the members has no memory for it, or gives up (ctx) while the others make it, the group is failed for good on all of
+// them.
 func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, error) {
 	if slots == nil {
 		slots = g.slots
@@ -35,15 +43,30 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 	}
 	slots = slices.Clone(slots)
 	slices.Sort(slots)
-	opts = opts.withDefaults(256 << 10)
+	bad := func(f string, a ...any) error {
+		return &collectives.ErrBadCall{Kind: collectives.AllGather, Why: "new group: " + fmt.Sprintf(f, a...)}
+	}
 	for i, s := range slots {
 		if !slices.Contains(g.slots, s) {
-			return nil, &collectives.ErrBadCall{Kind: collectives.AllGather, Why: fmt.Sprintf("new group: slot %d is not in the parent %v", s, g.slots)}
+			return nil, bad("slot %d is not in the parent %v", s, g.slots)
 		}
 		if i > 0 && slots[i-1] == s {
-			return nil, &collectives.ErrBadCall{Kind: collectives.AllGather, Why: fmt.Sprintf("new group: slot %d is named twice", s)}
+			return nil, bad("slot %d is named twice", s)
 		}
 	}
+	if err := opts.check(); err != nil {
+		return nil, bad("%v", err)
+	}
+	opts = opts.withDefaults(256 << 10)
+	b, p, err := g.agree(ctx, slots, opts)
+	if err != nil || !slices.Contains(slots, g.w.slot) {
+		return nil, err
+	}
+	return g.create(ctx, b, slots, opts, p)
+}
+
+// agree is the operation that makes a group.
+func (g *Group) agree(ctx context.Context, slots []int, opts Options) (b birth, p proposed, err error) {
 	d := uint64(0)
 	for _, s := range slots {
 		d = wire.Hash(d, uint64(s))
@@ -53,49 +76,120 @@ func (g *Group) Sub(ctx context.Context, slots []int, opts Options) (*Group, err
 	}
 	in := make([]byte, proposalBytes)
 	binary.LittleEndian.PutUint64(in, d)
-	_, _ = rand.Read(in[8:])
-	in[8] |= 2 // neither 0 nor the world's
-	in[15] &= 0x7f
+	binary.LittleEndian.PutUint64(in[8:], g.w.tick(0))
 	parts := make([]int, len(g.slots))
 	for i := range parts {
 		parts[i] = proposalBytes
 	}
 	out := make([]byte, proposalBytes*len(parts))
-	res, ver, err := g.doIn(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts}, nil)
-	if err != nil {
-		return nil, err
+	p = g.propose(ctx, &collectives.Call{Kind: collectives.AllGather, DType: dtype.U8, In: in, Out: out, OutParts: parts})
+	b = birth{id: g.childID(p.seq, p.epoch), epoch: p.epoch, since: p.since}
+	if p.err != nil {
+		if p.alone && slices.Contains(slots, g.w.slot) && g.id != worldID { // in the world that is the loss of this rank
+			g.forsake(b, slots, p.err)
+		}
+		return b, p, p.err
 	}
 	faultpoint.Hit(faultpoint.NewGroup)
-	id := uint64(0)
 	for r, s := range g.slots {
-		if !res.Active.Has(s) {
+		if !p.active.Has(s) {
 			continue
 		}
-		p := out[r*proposalBytes:]
-		if id == 0 {
-			id = binary.LittleEndian.Uint64(p[8:])
+		x := out[r*proposalBytes:]
+		if binary.LittleEndian.Uint64(x) != d {
+			return b, p, fmt.Errorf("%w: rank %d makes a group of other slots or with other Options than rank %d (slots %v, %+v): give the same on all", ErrMismatch, r, g.rank, slots, opts)
 		}
-		if binary.LittleEndian.Uint64(p) != d {
-			return nil, fmt.Errorf("%w: rank %d makes a group of other slots or with other Options than rank %d (slots %v, %+v): give the same on all", ErrMismatch, r, g.rank, slots, opts)
+		b.born = max(b.born, binary.LittleEndian.Uint64(x[8:])+1)
+	}
+	g.w.tick(b.born)
+	return b, p, nil
+}
+
+// childID names the group that operation seq makes. Nobody has to complete it for that, so that one who gave it up can say
+// what it will not be in. In a Raise group a number comes again after a loss, but an operation stays in the version in
+// which it was issued; in a Continue group it may be redone in a later one, but its number does not come again.
+func (g *Group) childID(seq, epoch uint64) uint64 {
+	if g.opts.Mode != Raise {
+		epoch = 0
+	}
+	le := binary.LittleEndian
+	h := wire.Hash(wire.Hash(0, le.Uint64(g.w.identity.world[:])), le.Uint64(g.w.identity.world[8:]))
+	h = wire.Hash(wire.Hash(wire.Hash(h, g.id), epoch), seq) &^ (1 << 63)
+	if h <= worldID {
+		h += worldID + 1
+	}
+	return h
+}
+
+// proposed is how the operation that makes a group ended.
+type proposed struct {
+	seq, epoch uint64 // 0: it was not issued
+	since      uint64
+	active     Set
+	ver        *collectives.Version
+	err        error
+	alone      bool // it ended so here, whatever it did for the others
+}
+
+// propose is doIn for the operation that makes a group.
+func (g *Group) propose(ctx context.Context, call *collectives.Call) (p proposed) {
+	if g.aborted.Load() != nil {
+		if p.err = g.refused(ctx); p.err != nil {
+			return p
 		}
 	}
-	if !slices.Contains(slots, g.w.slot) {
-		return nil, nil
+	if p.err = g.acquire(ctx); p.err != nil {
+		return p
 	}
-	return g.create(ctx, id, slots, opts, res, ver)
+	defer g.release()
+	p.since = g.w.Epoch()
+	w, err := g.issue(call, nil)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	p.seq, p.epoch = w.op.Seq, w.op.Ver.Epoch
+	err = g.drive(ctx, w)
+	switch {
+	case !w.done.Load():
+		p.alone, p.epoch = true, w.op.Ver.Epoch
+		g.failed = fmt.Errorf("%w: rank %d gave up making a group (operation %d): %w", ErrClosed, g.rank, p.seq, err)
+		g.drop(g.failed)
+		g.post(fmt.Sprintf("making a group (operation %d): %v", p.seq, err))
+		p.err = g.failed
+	case w.err != nil:
+		p.alone, p.err = w.err == g.failed, g.report(w)
+	default:
+		p.epoch, p.active, p.ver = w.res.Epoch, w.res.Active, w.op.Ver
+		w.recycle()
+		g.spare = append(g.spare, w)
+	}
+	return p
+}
+
+// group is what the machine is told.
+func (b *birth) group(slots []int) fault.Group {
+	fg := fault.Group{ID: b.id, Version: b.epoch}
+	for _, s := range slots {
+		fg.Slots.Add(s)
+	}
+	return fg
+}
+
+// forsake fails a group that the others may make, or have made, and this process does not.
+func (g *Group) forsake(b birth, slots []int, why error) {
+	fg, w := b.group(slots), g.w
+	w.agent.Do(func() { w.unmade(fg, b.epoch, why) })
 }
 
 // create registers the group with the machine and makes its memory, on the loop, so that no view comes between. Views
 // since the operation that made it may have cut it already: others made it earlier.
-func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options, res Result, ver *collectives.Version) (*Group, error) {
+func (g *Group) create(ctx context.Context, b birth, slots []int, opts Options, p proposed) (*Group, error) {
 	w := g.w
-	fg := fault.Group{ID: id, Version: res.Epoch}
-	for _, s := range slots {
-		fg.Slots.Add(s)
-	}
-	fg.Active = fg.Slots.And(res.Active)
+	fg := b.group(slots)
+	fg.Active = fg.Slots.And(p.active)
 	var ms []collectives.Member
-	for _, m := range g.comm.Members(ver) {
+	for _, m := range g.comm.Members(p.ver) {
 		if r := slices.Index(slots, m.Slot); r >= 0 {
 			m.Rank = r
 			ms = append(ms, m)
@@ -110,24 +204,25 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 		defer close(ch)
 		if state.Load() == 2 {
 			err = fmt.Errorf("rank %d gave up", g.rank)
-		} else if n, err = w.makeGroup(id, slots, opts, res.Epoch, ms); err == nil && !state.CompareAndSwap(0, 1) {
+		} else if missed := w.missed(b.since); missed > 0 {
+			err = fmt.Errorf("rank %d was too slow: %d views came while it made the group, of which it remembers the last %d", g.rank, missed, keepPast)
+		} else if n, err = w.makeGroup(b.id, slots, opts, b.epoch, ms); err == nil && !state.CompareAndSwap(0, 1) {
 			err = fmt.Errorf("rank %d gave up", g.rank)
 			n.comm.Release(false)
 		}
 		if err != nil {
-			w.unmade(fg, res.Epoch, err)
+			w.unmade(fg, b.epoch, err)
 			return
 		}
 		w.mu.Lock()
-		w.groups[id] = n
-		w.order = append(w.order, id)
+		w.enlist(n, b.born)
 		for i := range w.past {
 			in := &w.past[i]
-			if in.View.Epoch <= res.Epoch {
+			if in.View.Epoch <= b.epoch {
 				continue
 			}
 			for _, c := range in.Cuts {
-				if c.Group == id {
+				if c.Group == b.id {
 					n.comm.Install(in.View.Epoch, c.Seq, w.membersOf(slots, &in.View), c.Fail)
 				}
 			}
@@ -136,7 +231,7 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 			}
 		}
 		w.mu.Unlock()
-		w.agent.Step(fault.Created{Group: fg, Epoch: res.Epoch})
+		w.agent.Step(fault.Created{Group: fg, Epoch: b.epoch})
 		w.replay(n)
 	})
 	var end error
@@ -150,11 +245,11 @@ func (g *Group) create(ctx context.Context, id uint64, slots []int, opts Options
 		end = ctx.Err()
 	}
 	if end != nil && state.CompareAndSwap(0, 2) {
-		return nil, during(fmt.Sprintf("new group %x", id), end)
+		return nil, during(fmt.Sprintf("new group %x", b.id), end)
 	}
 	<-ch
 	if err != nil {
-		return nil, during(fmt.Sprintf("new group %x", id), err)
+		return nil, during(fmt.Sprintf("new group %x", b.id), err)
 	}
 	return n, nil
 }

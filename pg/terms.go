@@ -14,6 +14,11 @@ type terms struct {
 	retain int
 }
 
+// unlike is the error of a rank that was started otherwise than the others. To start it again mends nothing.
+type unlike struct{ why string }
+
+func (e *unlike) Error() string { return e.why }
+
 const termsBytes = optionsBytes + 8
 
 func (t *terms) encode(b []byte) []byte {
@@ -43,7 +48,7 @@ func (c *Config) agree(world terms, by int, newcomer bool, given *Config) error 
 		{"Config.Options.ManualResume", o.ManualResume, w.ManualResume, g.ManualResume},
 	} {
 		if x.here != x.there && (x.given || !newcomer) {
-			return fmt.Errorf("%s is %v here, on rank %d, and %v in the world that rank %d began: give all ranks the same", x.name, x.here, c.Rank, x.there, by)
+			return &unlike{fmt.Sprintf("%s is %v here, on rank %d, and %v in the world that rank %d began: give all ranks the same", x.name, x.here, c.Rank, x.there, by)}
 		}
 	}
 	c.Options, c.Retain = world.opts, world.retain

@@ -19,25 +19,31 @@ func TestTermsDiffer(t *testing.T) {
 	ctx := within(t, 60*time.Second)
 	world := Config{Size: 2, Capacity: 3, Retain: 4096, Options: Options{Depth: 2, SlotBytes: 16 << 10, Mode: Raise, Timeout: 20 * time.Second}}
 	ws := make([]*World, 3)
-	others := make(chan error, 1)
-	join := func(r int, cfg Config) (*World, error) {
+	// begin makes rank 1 the first: what it has counts.
+	begin := func(st rendezvous.Store) chan error {
+		others := make(chan error, 1)
+		go func() {
+			cfg := world
+			cfg.Rank, cfg.Store = 1, st
+			var err error
+			ws[1], err = Join(ctx, cfg)
+			others <- err
+		}()
+		require.Eventually(t, func() bool {
+			b, err := peek(ctx, rendezvous.Prefix(st, "serry/world"), "world")
+			return err == nil && b != nil
+		}, 10*time.Second, time.Millisecond)
+		return others
+	}
+	join := func(st rendezvous.Store, r int, cfg Config) (*World, error) {
 		cfg.Rank, cfg.Store = r, st
 		return Join(ctx, cfg)
 	}
-	go func() { // the first: what it has counts
-		var err error
-		ws[1], err = join(1, world)
-		others <- err
-	}()
-	require.Eventually(t, func() bool {
-		b, err := peek(ctx, rendezvous.Prefix(st, "serry/world"), "world")
-		return err == nil && b != nil
-	}, 10*time.Second, time.Millisecond)
-	for _, c := range []struct {
+	for i, c := range []struct {
 		change func(*Config)
 		want   string
 	}{
-		{func(c *Config) { c.Options.Depth = 0 }, "SERRY_DEPTH (Config.Options.Depth) is 4 here, on rank 0, and 2 in the world that rank 1 began"},
+		{func(c *Config) { c.Options.Depth = 0 }, "SERRY_DEPTH (Config.Options.Depth) is 4 here, on rank 0, and 2 in the world that rank 1 began: give all ranks the same"},
 		{func(c *Config) { c.Retain = 0 }, "SERRY_RETAIN_BYTES (Config.Retain) is 65536 here, on rank 0, and 4096 in the world that rank 1 began"},
 		{func(c *Config) { c.Retain = -1 }, "SERRY_RETAIN_BYTES (Config.Retain) is -1 here, on rank 0, and 4096 in"},
 		{func(c *Config) { c.Options.SlotBytes = 32 << 10 }, "Config.Options.SlotBytes is 32768 here, on rank 0, and 16384 in"},
@@ -45,23 +51,44 @@ func TestTermsDiffer(t *testing.T) {
 		{func(c *Config) { c.Options.Mode = Continue }, "Config.Options.Mode is continue here, on rank 0, and raise in"},
 		{func(c *Config) { c.Options.Pairs = true }, "Config.Options.Pairs is true here, on rank 0, and false in"},
 		{func(c *Config) { c.Options.ManualResume = true }, "Config.Options.ManualResume is true here, on rank 0, and false in"},
+		{func(c *Config) { c.Size = 3 }, "this rank was started for a world of 3 (capacity 3), the others for 2 (capacity 3): give all the same"},
+		{func(c *Config) { c.ArenaBytes = 64 << 10 }, "the world's slots take 114688 bytes, the arena has 65536: raise SERRY_SHM_BYTES or use smaller slots"},
+		{func(c *Config) { c.ArenaBytes = -1 }, "Config.ArenaBytes is -1: it cannot be negative"},
+		{func(c *Config) { c.HeartbeatLimit = -1 }, "Config.HeartbeatLimit is -1ns: it cannot be negative"},
+		{func(c *Config) { c.HeartbeatEvery = -1 }, "Config.HeartbeatEvery is -1ns: it cannot be negative"},
+		{func(c *Config) { c.Options.Timeout = -1 }, "Config.Options.Timeout is -1ns: it cannot be negative"},
+		{func(c *Config) { c.Options.SlotBytes = -1 }, "Config.Options.SlotBytes is -1: it cannot be negative"},
+		{func(c *Config) { c.Options.SlotBytes = 1 << 62 }, "Config.Options.SlotBytes is 4611686018427387904: at most 1099511627776 can be"},
+		{func(c *Config) { c.Options.Depth = -1 }, "Config.Options.Depth is -1: it cannot be negative"},
+		{func(c *Config) { c.Options.Depth = 1 << 32 }, "Config.Options.Depth is 4294967296: at most 1024 can be"},
+		{func(c *Config) { c.Options.Mode = 9 }, "Config.Options.Mode is 9"},
+		{func(c *Config) { c.Links = "shm" }, `Config.Links is "shm": it is auto or tcp`},
 	} {
+		st, err := rendezvous.Open(ctx, fmt.Sprintf("mem://%s-%d-%d", t.Name(), i, time.Now().UnixNano()))
+		require.NoError(t, err)
+		others := begin(st)
 		cfg := world
 		c.change(&cfg)
-		_, err := join(0, cfg)
+		_, err = join(st, 0, cfg)
 		require.ErrorAs(t, err, new(*JoinError))
 		require.ErrorContains(t, err, c.want)
-		require.ErrorContains(t, err, "give all ranks the same")
+		select { // who waits for it is told at once
+		case err = <-others:
+			require.ErrorContains(t, err, "rank 0 does not take part: "+c.want)
+		case <-time.After(5 * time.Second):
+			t.Fatal("rank 1 waits for rank 0, which does not come")
+		}
 	}
+	others := begin(st)
 	cfg := world
 	cfg.NoChecksum = true // may differ
-	ws[0], err = join(0, cfg)
+	ws[0], err = join(st, 0, cfg)
 	require.NoError(t, err)
 	require.NoError(t, <-others)
 	defer ws[0].Close()
 	defer ws[1].Close()
 
-	_, err = join(-1, Config{Rejoin: true, Options: Options{Depth: 3}})
+	_, err = join(st, -1, Config{Rejoin: true, Options: Options{Depth: 3}})
 	require.ErrorContains(t, err, "SERRY_DEPTH (Config.Options.Depth) is 3 here, on rank -1, and 2 in the world that rank 1 began")
 	_, err = Join(ctx, Config{Rank: -1, Rejoin: true, Peers: []string{ws[0].Invite()}, Retain: 5})
 	require.ErrorContains(t, err, "SERRY_RETAIN_BYTES (Config.Retain) is 5 here")

@@ -1,8 +1,10 @@
 package pg
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,7 +45,9 @@ type World struct {
 
 	mu      sync.Mutex
 	groups  map[uint64]*Group
-	order   []uint64
+	order   []uint64          // as Groups has it
+	born    map[uint64]uint64 // by group
+	clock   uint64
 	view    fault.View
 	members map[fault.ID]*mesh.Peer // also of earlier views
 	past    []fault.Install         // the last of them, oldest first
@@ -87,7 +91,12 @@ func (w *World) Epoch() uint64 {
 // Capacity is how many ranks the world can ever have.
 func (w *World) Capacity() int { return w.cfg.Capacity }
 
-// Groups are this process's groups in the order of creation, the world first. A replacement finds those of its slot here.
+// Groups are this process's groups in the order of creation, the world first. A replacement finds those of its slot here,
+// in the same order as the other members have them.
+//
+// The order is that of a logical clock: each rank that takes part in Sub tells the highest place that it knows of, and the
+// new group gets the next one after all of these. So it is the order in which each member has made them; of groups that
+// were made at once, by calls that had no order, the lower id comes first, on all members.
 func (w *World) Groups() []*Group {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,6 +107,41 @@ func (w *World) Groups() []*Group {
 		}
 	}
 	return gs
+}
+
+// enlist takes a group in. The caller holds w.mu.
+func (w *World) enlist(g *Group, born uint64) {
+	maps.DeleteFunc(w.born, func(id, _ uint64) bool { return w.groups[id] == nil })
+	w.groups[g.id], w.born[g.id] = g, born
+	w.clock = max(w.clock, born)
+	at, _ := slices.BinarySearchFunc(w.order, born, func(id, born uint64) int {
+		return cmp.Or(cmp.Compare(w.born[id], born), cmp.Compare(id, g.id))
+	})
+	w.order = slices.Insert(w.order, at, g.id)
+}
+
+func (w *World) bornAt(group uint64) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.born[group]
+}
+
+// tick brings the clock of creation to at least a time, and reads it.
+func (w *World) tick(least uint64) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clock = max(w.clock, least)
+	return w.clock
+}
+
+// missed is how many views have come since an epoch if the first of them are forgotten, and else 0.
+func (w *World) missed(since uint64) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.past) == 0 || since+1 >= w.past[0].View.Epoch {
+		return 0
+	}
+	return w.view.Epoch - since
 }
 
 // Links describes each peer's link, and why it is that one.
