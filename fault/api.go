@@ -33,7 +33,7 @@ type View struct {
 
 // Group is what the machine knows of a group: a set of slots, and its history of losses.
 type Group struct {
-	ID      uint64 // random; the world's group has ID 1
+	ID      uint64 // equal on all members, and of no other group ever; that of the world's group is 1
 	Slots   Set    // as created: also slots without a living member
 	Active  Set    // Slots that the view has
 	Version uint64 // epoch of the last change that removed or added one of its members

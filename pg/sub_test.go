@@ -81,16 +81,50 @@ func TestSubGivenUp(t *testing.T) {
 					}
 					return err
 				})
-				require.Eventually(t, func() bool {
-					var n int
-					done := make(chan struct{})
-					ws[0].agent.Do(func() { n = len(ws[0].without); close(done) })
-					<-done
-					return n == 0
-				}, 10*time.Second, time.Millisecond)
+				nothingWithout(t, ws[0])
 			})
 		})
 	}
+}
+
+// nothingWithout: no group waits to be failed for this rank.
+func nothingWithout(t *testing.T, w *World) {
+	require.Eventually(t, func() bool {
+		var n int
+		done := make(chan struct{})
+		w.agent.Do(func() { n = len(w.without); close(done) })
+		<-done
+		return n == 0
+	}, 10*time.Second, time.Millisecond)
+}
+
+// TestSubGivenUpBefore: as TestSubGivenUp, but the others do not come to it before the parent has failed: no group is made.
+func TestSubGivenUpBefore(t *testing.T) {
+	links(t, func(t *testing.T, cfg Config) {
+		ws := worlds(t, 3, cfg)
+		ctx := within(t, 60*time.Second)
+		ps := make([]*Group, 3)
+		all(t, ws, func(w *World) (err error) {
+			ps[w.Rank()], err = w.Sub(ctx, nil, Options{SlotBytes: 8 << 10})
+			return err
+		})
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		_, err := ps[0].Sub(over, nil, Options{SlotBytes: 8 << 10})
+		require.ErrorIs(t, err, context.Canceled)
+		nothingWithout(t, ws[0])
+		for _, err := range onAll(ws[1:], func(w *World) error {
+			_, err := ps[w.Rank()].Sub(ctx, nil, Options{SlotBytes: 8 << 10})
+			return err
+		}) {
+			require.ErrorIs(t, err, ErrFailed)
+			require.ErrorContains(t, err, "making a group (operation 1): context canceled")
+		}
+		all(t, ws, func(w *World) error { _, err := w.Barrier(ctx); return err })
+		require.Len(t, ws[1].Groups(), 2)
+		a, _ := ws[0].Active()
+		require.Equal(t, 3, a.Len())
+	})
 }
 
 func TestChildIDs(t *testing.T) {
