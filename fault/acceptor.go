@@ -229,9 +229,11 @@ func (m *Machine) onAccept(from ID, x accept) {
 }
 
 // sendAccepted says that we accepted, and for whom else. The acceptance is on the Board already: of two proxies for the
-// same dead process, of which one promises a higher ballot, at least one sees the other.
+// same dead process, of which one promises a higher ballot, at least one sees the other. If somebody of this host, dead
+// perhaps, has promised a higher one, the dead are of no use to this ballot: who asks must hear of it, to ask with another.
 func (m *Machine) sendAccepted() {
 	dead := m.gone()
+	var higher Ballot
 	for _, r := range m.mates() {
 		if m.cfg.bug == bugNoRecheck {
 			break
@@ -239,9 +241,15 @@ func (m *Machine) sendAccepted() {
 		if r.Epoch > m.view.Epoch || m.accepted.Less(r.Promised) {
 			dead = nil
 		}
+		if r.Epoch == m.view.Epoch && m.accepted.Less(r.Promised) && higher.Less(r.Promised) {
+			higher = r.Promised
+		}
 	}
 	if p := m.at(int(m.accepted.Slot)); p != nil {
 		m.send(p.ID, accepted{m.head(), m.accepted, dead})
+		if higher != (Ballot{}) {
+			m.send(p.ID, nack{m.head(), m.accepted, higher})
+		}
 	}
 }
 

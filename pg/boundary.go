@@ -251,7 +251,7 @@ func (w *World) acknowledged(ctx context.Context) error {
 }
 
 // Abort gives up at once, from any goroutine: of a subgroup, it fails it for good on all its members; of the world it is
-// this process's loss.
+// this process's loss. From its return on this process issues nothing in the group.
 func (g *Group) Abort(reason string) {
 	if g.id == worldID {
 		g.w.agent.Post(fault.Abort{Group: worldID, Reason: reason})

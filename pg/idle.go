@@ -21,11 +21,13 @@ func (h worldHost) Idle(now time.Duration) (next time.Duration) {
 	if w.Group == nil {
 		return 0
 	}
-	if w.completed.Swap(false) && w.ackAt == 0 {
+	// It stays set until they are told: of the operations of these 10 ms only the first wakes the loop.
+	if w.ackAt == 0 && w.completed.Load() {
 		w.ackAt = now + quietFor
 	}
 	if w.ackAt != 0 && now >= w.ackAt {
 		w.ackAt = 0
+		w.completed.Store(false)
 		for _, g := range w.all() {
 			if g.comm.Tell() && g.comm.Untold() { // no room
 				w.ackAt = now + quietFor
