@@ -93,6 +93,8 @@ type Comm struct {
 	cur   atomic.Pointer[Version]
 	first atomic.Pointer[Version] // the oldest that an operation may still be in
 
+	failed atomic.Bool
+
 	srcs [][]byte    // scratch
 	buf  []byte      // scratch of one frame
 	full atomic.Bool // a link had no room
@@ -169,6 +171,9 @@ func (c *Comm) version(before *Version, epoch, from uint64, members []Member) *V
 	return v
 }
 
+// Failed says that the group is failed for good, and that the versions lead to the one that says why.
+func (c *Comm) Failed() bool { return c.failed.Load() }
+
 // Current is the last version installed.
 func (c *Comm) Current() *Version { return c.cur.Load() }
 
@@ -198,6 +203,9 @@ func (c *Comm) Install(epoch, cut uint64, members []Member, fail string) *Versio
 	v.Fail = fail
 	c.cur.Store(v)
 	before.next.Store(v)
+	if fail != "" {
+		c.failed.Store(true)
+	}
 	c.rearm(v)
 	c.prune(v)
 	c.Wake()

@@ -151,7 +151,7 @@ func newGroup(w *World, id uint64, slots []int, opts Options, epoch, done uint64
 	return g, nil
 }
 
-// ID is random, and equal on all members.
+// ID is equal on all members, and no other group's.
 func (g *Group) ID() uint64 { return g.id }
 
 // Rank is this process's.
@@ -362,7 +362,7 @@ func (g *Group) abort(reason string) {
 // refused waits, in a group that was aborted here, until that is agreed: so that the error is the same as the others'.
 // Where it is not in time, it returns that of abort.
 func (g *Group) refused(ctx context.Context) error {
-	for begin := g.w.mesh.Now(); g.comm.Current().Fail == ""; {
+	for begin := g.w.mesh.Now(); !g.comm.Failed(); {
 		switch {
 		case g.w.overErr() != nil || g.closed.Load():
 			return nil // the next step says that

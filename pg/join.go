@@ -125,6 +125,9 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	if !founds || cfg.Rejoin && errors.Is(err, errFounded) {
 		err = w.rejoin(ctx, st, id, addrs)
 	}
+	if err == nil {
+		err = w.overErr() // evicted already, say
+	}
 	if err != nil {
 		return fail("", err)
 	}
