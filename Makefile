@@ -46,8 +46,9 @@ fuzz: ## every fuzz target for FUZZTIME
 	@$(CHECK) fuzz
 
 bench: ## everything that the project asks a time for: failover, join, ep, allreduce, idle (4 min)
+	go build -o build/serry ./cmd/serry
 	go build -tags faultpoint -o build/serry-faultpoint ./cmd/serry
-	build/serry-faultpoint bench $(BENCHARGS) --json build/bench.json
+	build/serry bench $(BENCHARGS) --faultpoint build/serry-faultpoint --json build/bench.json
 
 bench-go: ## Go benchmarks of collectives and expert parallelism, BENCHTIME each
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) $(BENCHPKG)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -36,6 +37,7 @@ after SIGHUP.`,
 	f.BoolVarP(&c.quiet, "quiet", "q", false, "no progress on stderr")
 	f.StringVar(&c.o.Profile, "profile", "", "write a CPU profile of each rank into this directory (allreduce, ep)")
 	f.StringVar(&c.o.Keep, "keep", "", "write what ranks said, and their goroutines, into this directory when something goes wrong")
+	f.StringVar(&c.killable, "faultpoint", "", "a serry built with -tags faultpoint, for failover: the points cost time where it is not asked about them")
 	root.AddCommand(c.allreduce(), c.ep(), c.failover(), c.join(), c.idle(), c.all(), rankCommand())
 	return root
 }
@@ -55,6 +57,8 @@ type command struct {
 	json  string
 	file  *resultFile // of json
 	quiet bool
+
+	killable string // --faultpoint
 }
 
 // sub makes a subcommand that runs one measurement, or several.
@@ -84,6 +88,12 @@ func (c *command) sub(use, short, long string, run func(ctx context.Context) ([]
 			}
 			path := strings.Fields(cmd.Parent().CommandPath())[1:]
 			c.o.Self = append(append([]string{exe}, path...), "rank")
+			if c.killable != "" {
+				if _, err := exec.LookPath(c.killable); err != nil {
+					return fmt.Errorf("--faultpoint %s: %w", c.killable, err)
+				}
+				c.o.Killable = append(append([]string{c.killable}, path...), "rank")
+			}
 			if !c.quiet {
 				c.o.Progress = cmd.ErrOrStderr()
 			}
@@ -227,7 +237,8 @@ itself with SIGKILL at a named point of the code, half of the times in dispatch 
 --resident bytes, which the kernel has to take back. The pause is from the kill until the last survivor has
 completed its first step without the dead rank. A replacement is let in before the next kill.
 
-It needs a binary that can die at these points: go build -tags faultpoint ./cmd/serry. Asked for: with the
+It needs a binary that can die at these points: go build -tags faultpoint -o serry-faultpoint ./cmd/serry, to be
+used itself or named with --faultpoint. Asked for: with the
 defaults, no pause longer than 50 ms. Violations: a wrong result, survivors that differ, a wrong rank blamed, a
 hang (5 s), a replacement that is not let in.
 
@@ -297,7 +308,7 @@ func All(ctx context.Context, o Options, fraction float64) ([]*Result, error) {
 	a.N, e.N, f.Kills, j.N = part(a.N, fraction), part(e.N, fraction), part(f.Kills, fraction), part(j.N, fraction)
 	failover := func(f FailoverConfig) func() (*Result, error) {
 		return func() (*Result, error) {
-			if !faultpoint.Enabled {
+			if !faultpoint.Enabled && o.Killable == nil {
 				r := newResult("failover", f, "%d ranks, %d kills, %s resident", f.Ranks, f.Kills, sizeText(f.Resident))
 				r.Skipped = ErrNoFaultpoints.Error()
 				return r, nil

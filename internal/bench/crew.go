@@ -19,6 +19,8 @@ import (
 type Options struct {
 	// Self is the command line that ends in Rank: a process started with it and one more argument is a rank.
 	Self []string
+	// Killable is Self of a binary with fault points, for failover; none: Self is, if this is built with them.
+	Killable []string
 	// Progress is where to say how far it is; nil is nowhere.
 	Progress io.Writer
 	// Profile is a directory for a CPU profile of each rank, "" for none.

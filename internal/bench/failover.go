@@ -35,7 +35,7 @@ func FailoverDefaults() FailoverConfig {
 }
 
 // ErrNoFaultpoints: this binary cannot die at a named point.
-var ErrNoFaultpoints = errors.New("bench: failover needs a binary that can die at named points: go build -tags faultpoint ./cmd/serry")
+var ErrNoFaultpoints = errors.New("bench: failover needs a binary that can die at named points: go build -tags faultpoint -o serry-faultpoint ./cmd/serry, then --faultpoint ./serry-faultpoint")
 
 // The points that each phase of a step passes, and how often it passes them at least.
 var (
@@ -75,7 +75,9 @@ func Failover(ctx context.Context, o Options, cfg FailoverConfig) (*Result, erro
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if !faultpoint.Enabled {
+	if o.Killable != nil {
+		o.Self = o.Killable
+	} else if !faultpoint.Enabled {
 		return nil, ErrNoFaultpoints
 	}
 	res := newResult("failover", cfg, "%d ranks, %d kills, %s resident in the victim, links %s; from the kill to the last survivor's first step without it",
