@@ -70,7 +70,7 @@ func TestFailoverNeedsPoints(t *testing.T) {
 	}
 	_, err := Failover(t.Context(), options(t), FailoverDefaults())
 	require.ErrorIs(t, err, ErrNoFaultpoints)
-	require.ErrorContains(t, err, "go build -tags faultpoint ./cmd/serry")
+	require.ErrorContains(t, err, "go build -tags faultpoint -o serry-faultpoint ./cmd/serry, then --faultpoint")
 }
 
 // Each error names the flag, its value and what is wanted.
