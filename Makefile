@@ -27,10 +27,10 @@ venv: ## a Python with torch in build/venv, for the tests that want one (some GB
 build: ## compile everything
 	go build $(PKG)
 
-test: deps ## all checks: build, lint, other systems, tests, race detector (20 to 30 min)
+test: deps ## all checks: build, lint, other systems, tests, race detector (8 min)
 	@$(CHECK) build fmt vet staticcheck nocgo cross test tags race
 
-test-long: deps ## every point of the proof, soaks, torch at all sizes, also under the race detector (about an hour)
+test-long: deps ## every point of the proof, soaks, torch at all sizes, also under the race detector (half an hour)
 	@$(CHECK) long tags longrace
 
 race: ## tests of the packages with goroutines under the race detector (needs gcc)
