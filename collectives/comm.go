@@ -370,7 +370,7 @@ func (c *Comm) Finished() bool {
 
 // Release gives the group's memory back. No operation may be under way, here or at a peer. over: every member has made the
 // group and closed it, or it has failed, so that nothing is ever decided in it again; then the last of this host gives the
-// host's word back too. Where one of them dies in between, the word stays taken.
+// host's word back too. Where one of them dies in between, it stays taken until no other is free (sweep).
 func (c *Comm) Release(over bool) {
 	c.cfg.Arena.free(c.cfg.Group)
 	if !over {

@@ -80,19 +80,25 @@ func hostIndex(words []byte) index {
 
 // claim finds or makes the entry of a group, and says which use of it that is.
 func claim(words []byte, group uint64) (off int, use uint64, err error) {
-	i, err := hostIndex(words).claim(group)
-	if err != nil {
-		return 0, 0, err
+	x := hostIndex(words)
+	for {
+		i, err := x.claim(group)
+		if err != nil {
+			return 0, 0, err
+		}
+		off = wordIndex + i*wordEntry
+		use = host.Word64(words, off+384).Load() & (1<<useBits - 1)
+		if x.at(i).Load() == group<<1 { // else it was given back meanwhile (the group has failed), and the use may be another's
+			return off, use, nil
+		}
 	}
-	off = wordIndex + i*wordEntry
-	return off, host.Word64(words, off+384).Load() & (1<<useBits - 1), nil
 }
 
 var errNoWord = errors.New("no word of the host is free")
 
-// claim finds or makes a group's place. Several may do that at once, and die at it, and places that are
-// given back leave gaps, so who has taken a free place looks at all others before he makes it the group's. Of two who do,
-// one at least sees the other's, and gives way or takes it away from him: the word of a claim is his alone.
+// claim finds or makes a group's place. Several may do that at once, and die at it, and places that are given back leave
+// gaps, so who has taken a free place looks at all others before he makes it the group's. Of two who do, one at least sees
+// the other's, and gives way or takes it away from him: the word of a claim is his alone.
 func (x index) claim(group uint64) (int, error) {
 	if group == 0 || group > maxGroup {
 		return 0, fmt.Errorf("collectives: group id %#x: want 1 to %#x", group, uint64(maxGroup))

@@ -207,8 +207,8 @@ func (m *Mesh) Nonce() Nonce { return m.nonce }
 // of its own. Whether a handshake has then really shared memory, Peer.SameHost says.
 func (m *Mesh) Host() uint64 { return m.hostID }
 
-// Arena is the own arena, of which nothing may be touched before Reserve. Only this process writes it. It stays mapped as long as the Mesh is reachable, also after
-// Close: who keeps the slice keeps the Mesh.
+// Arena is the own arena, of which nothing may be touched before Reserve. Only this process writes it. It stays mapped as
+// long as the Mesh is reachable, also after Close: who keeps the slice keeps the Mesh.
 func (m *Mesh) Arena() []byte {
 	b := m.seg.Bytes()
 	return b[offArena : offArena+m.cfg.Arena : offArena+m.cfg.Arena]
