@@ -225,12 +225,13 @@ func init() {
 			if err != nil {
 				return err
 			}
-			limit = used + 128<<20 // threads that start meanwhile take some of it
+			// A thread that starts meanwhile takes 64 to 128 MiB of it (a malloc arena and a stack).
+			limit = used + 8<<30
 		}
 		if err := unix.Setrlimit(which, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return err
 		}
-		_, err := CreateSegment("limited", mib<<20)
+		_, err := CreateSparse("limited", mib<<20, 1<<20)
 		fmt.Fprintln(os.Stdout, err)
 		return nil
 	}

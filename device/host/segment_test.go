@@ -163,7 +163,7 @@ func TestNoRoomIsAnError(t *testing.T) {
 
 	for kind, want := range map[string]string{
 		"fsize 64": "67108864 bytes asked, the file size limit is 8388608: raise it",
-		"as 512":   "mmap 536870912 bytes: not enough memory (cannot allocate memory)",
+		"as 65536": "mmap 68719476736 bytes: not enough memory (cannot allocate memory)",
 		"fsize 1":  "<nil>",
 		"as 1":     "<nil>",
 	} {
