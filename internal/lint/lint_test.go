@@ -22,7 +22,7 @@ const maxLines = 600
 
 // pure lists the packages without clock, lock, goroutine or I/O.
 var pure = []string{"fault", "collectives/plan", "ep/route", "ep/eplb", "device/topo", "store/place",
-	"internal/dtype", "internal/slots"}
+	"internal/dtype", "internal/slots", "internal/history"}
 
 // impure lists what those may not import, with everything below it.
 var impure = []string{"net", "os", "sync", "context", "syscall", "log", "golang.org/x/sys", "golang.org/x/sync"}

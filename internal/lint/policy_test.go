@@ -32,7 +32,7 @@ const policy = `
 	# The pure parts: decisions without a clock, a lock or a socket.
 	internal/dtype, internal/slots
 	< PURE
-	< fault, collectives/plan, ep/route, ep/eplb, device/topo, store/place;
+	< fault, collectives/plan, ep/route, ep/eplb, device/topo, store/place, internal/history;
 
 	# Memory and links.
 	internal/wire < device;
@@ -61,7 +61,8 @@ const policy = `
 	rendezvous < internal/launch;
 	pg, ep, transfer, store < bindings, internal/bench;
 	pg, ep, transfer, store, internal/launch < examples;
-	bindings, internal/bench, internal/launch < cmd;
+	pg, ep, internal/history, internal/harness < internal/chaos;
+	bindings, internal/bench, internal/launch, internal/chaos < cmd;
 	NONE < scripts, internal/lint;
 
 	# A concrete link is chosen in device, mesh, examples and tests, nowhere else.
