@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"github.com/serry-project/serry/device"
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/slots"
 	"github.com/serry-project/serry/internal/wire"
 )
@@ -82,13 +81,14 @@ type Config struct {
 // other methods may run beside it.
 type Comm struct {
 	cfg   Config
+	mem   Memory
 	size  int
 	own   *area
 	word  int // offset of the group's entry
 	use   uint64
 	dec   Word
-	gen   *atomic.Uint32
-	sleep *atomic.Uint32
+	gen   Word32
+	sleep Word32
 
 	cur   atomic.Pointer[Version]
 	first atomic.Pointer[Version] // the oldest that an operation may still be in
@@ -109,22 +109,27 @@ type Comm struct {
 func New(cfg Config, epoch, done uint64, members []Member) (*Comm, error) {
 	// What is retained must be whole: in the slot for those of the host, in one frame for whom it is forwarded to.
 	cfg.Retain = min(cfg.Retain, cfg.Shape.SlotBytes, wire.MaxPayload-callBytes)
-	own, err := cfg.Arena.alloc(cfg.Group, cfg.Shape, done)
+	m := cfg.Arena.Memory
+	if m == nil {
+		m = machine{}
+	}
+	own, err := cfg.Arena.alloc(m, cfg.Group, cfg.Shape, done)
 	if err != nil {
 		return nil, err
 	}
-	off, use, err := claim(cfg.Words, cfg.Group)
+	x := index{m, cfg.Words}
+	off, use, err := x.claim(cfg.Group)
 	if errors.Is(err, errNoWord) && cfg.Arena.Locals != nil {
-		sweep(cfg.Words, append(cfg.Arena.Locals(), cfg.Arena.mem[:dirBytes]))
-		off, use, err = claim(cfg.Words, cfg.Group)
+		x.sweep(append(cfg.Arena.Locals(), cfg.Arena.mem[:dirBytes]))
+		off, use, err = x.claim(cfg.Group)
 	}
 	if err != nil {
-		cfg.Arena.free(cfg.Group)
+		cfg.Arena.free(m, cfg.Group)
 		return nil, err
 	}
 	c := &Comm{
-		cfg: cfg, size: cfg.Shape.Size, own: own, word: off, use: use,
-		dec: host.Word64(cfg.Words, off), gen: host.Word32(cfg.Words, off+128), sleep: host.Word32(cfg.Words, off+256),
+		cfg: cfg, mem: m, size: cfg.Shape.Size, own: own, word: off, use: use,
+		dec: m.Word64(cfg.Words, off), gen: m.Word32(cfg.Words, off+128), sleep: m.Word32(cfg.Words, off+256),
 		srcs: make([][]byte, cfg.Shape.Size), inbox: map[inKey]*part{}, holds: map[inKey]struct{}{}, told: done,
 	}
 	v := c.version(nil, epoch, done, members)
@@ -182,9 +187,10 @@ func (c *Comm) Remote() bool { return len(c.cur.Load().remotes) > 0 }
 
 // Untold says that remote members do not know yet how far we are.
 func (c *Comm) Untold() bool {
+	done := c.own.done.Load()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.own.done.Load() > c.told && len(c.cur.Load().remotes) > 0
+	return done > c.told && len(c.cur.Load().remotes) > 0
 }
 
 // Tidy forgets versions that every member has left behind, and says whether others are left.
@@ -324,14 +330,14 @@ func (c *Comm) Reopen(installed uint64) {
 func (c *Comm) Wake() {
 	c.sleep.Store(0)
 	c.gen.Add(1)
-	host.FutexWake(c.gen, 1<<30)
+	c.mem.Wake(c.gen)
 }
 
 // nudge wakes them only if somebody may be asleep.
 func (c *Comm) nudge() {
 	if c.sleep.Load() != 0 && c.sleep.CompareAndSwap(1, 0) {
 		c.gen.Add(1)
-		host.FutexWake(c.gen, 1<<30)
+		c.mem.Wake(c.gen)
 	}
 }
 
@@ -340,7 +346,7 @@ func (c *Comm) bind(p *peer) (*area, error) {
 	if a := p.area.Load(); a != nil {
 		return a, nil
 	}
-	a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape)
+	a, err := find(c.mem, p.Arena, c.cfg.Group, c.cfg.Shape)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d (slot %d) and this one do not agree about the group's memory: %w", p.Rank, p.Slot, err)
 	}
@@ -361,7 +367,7 @@ func (c *Comm) Finished() bool {
 	}
 	for _, p := range v.locals {
 		// Looked up again: it may have given its area back, which tells the same.
-		if a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape); err == nil && a != nil && a.done.Load() < done {
+		if a, err := find(c.mem, p.Arena, c.cfg.Group, c.cfg.Shape); err == nil && a != nil && a.done.Load() < done {
 			return false
 		}
 	}
@@ -372,16 +378,16 @@ func (c *Comm) Finished() bool {
 // group and closed it, or it has failed, so that nothing is ever decided in it again; then the last of this host gives the
 // host's word back too. Where one of them dies in between, it stays taken until no other is free (sweep).
 func (c *Comm) Release(over bool) {
-	c.cfg.Arena.free(c.cfg.Group)
+	c.cfg.Arena.free(c.mem, c.cfg.Group)
 	if !over {
 		return
 	}
 	for _, p := range c.cur.Load().locals {
-		if a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape); a != nil || err != nil {
+		if a, err := find(c.mem, p.Arena, c.cfg.Group, c.cfg.Shape); a != nil || err != nil {
 			return
 		}
 	}
-	giveBack(c.cfg.Words, c.word, c.cfg.Group)
+	index{c.mem, c.cfg.Words}.giveBack(c.word, c.cfg.Group)
 }
 
 func (c *Comm) slot(a *area, o *Op) *slotMem {

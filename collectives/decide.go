@@ -107,7 +107,7 @@ const askEvery = 2 * time.Millisecond
 
 // ask asks the living for what a lost member still owed us: the operation lies before the cut, so somebody has it.
 func (c *Comm) ask(o *Op) {
-	if t := time.Duration(host.Nanotime()); o.asked == 0 || t-o.asked >= askEvery {
+	if t := c.mem.Now(); o.asked == 0 || t-o.asked >= askEvery {
 		o.asked = t
 	} else {
 		return

@@ -70,12 +70,13 @@ func (c *Comm) stale(version, seq uint64) bool {
 }
 
 func (c *Comm) deposit(rank int, f *device.Frame) {
+	done := c.own.done.Load()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stale(f.Version, f.Seq) || f.Total < callBytes || f.Total > maxPart {
 		return
 	}
-	if f.Seq > c.own.done.Load()+uint64(c.cfg.Shape.Depth) {
+	if f.Seq > done+uint64(c.cfg.Shape.Depth) {
 		return // nobody publishes that before we have completed more: it is no peer of ours that runs this protocol
 	}
 	k := inKey{rank, f.Version, f.Seq, f.Phase}
@@ -218,7 +219,8 @@ func (c *Comm) fromSlot(r int, f *device.Frame) (h header, data []byte) {
 		if h.length > uint64(len(s.data)) {
 			return h, nil
 		}
-		data = append(make([]byte, 0, h.length+1), s.data[:h.length]...)
+		data = make([]byte, h.length, h.length+1)
+		c.mem.Copy(data, s.data[:h.length])
 		if host.Recheck(s.pub) != w {
 			return h, nil
 		}

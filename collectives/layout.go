@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-
-	"github.com/serry-project/serry/device/host"
 )
 
 // A process's arena is written by that process alone and mapped read-only by the others of its host.
@@ -32,7 +30,8 @@ import (
 // stamp is the low 14 bits of the version and the low 30 of the sequence.
 const (
 	dirEntries  = 1024
-	dirBytes    = dirEntries * 32
+	entryBytes  = 32
+	dirBytes    = dirEntries * entryBytes
 	areaHeader  = 256
 	slotPub     = 0
 	slotAck     = 128
@@ -49,13 +48,6 @@ const (
 
 func stampOf(version, seq uint64) uint64 {
 	return (version&(1<<14-1))<<stampSeqLen | seq&(1<<stampSeqLen-1)
-}
-
-// Word is a 64-bit word that processes share; *atomic.Uint64 is one. A simulation supplies its own.
-type Word interface {
-	Load() uint64
-	Store(uint64)
-	CompareAndSwap(old, new uint64) bool
 }
 
 // reopen makes a word of our own 0 before what it stands for is overwritten. A swap, not a store: on arm64 the plain stores
@@ -101,13 +93,13 @@ func (s Shape) areaBytes() int {
 }
 
 // view makes an area of the bytes at off, which have been checked to be in bounds.
-func (s Shape) view(arena []byte, off int) *area {
-	a := &area{done: host.Word64(arena, off), completing: host.Word64(arena, off+128)}
+func (s Shape) view(m Memory, arena []byte, off int) *area {
+	a := &area{done: m.Word64(arena, off), completing: m.Word64(arena, off+128)}
 	for i := range s.Depth * s.Lanes {
 		b := off + areaHeader + i*s.slotStride()
 		d := b + s.dataOffset()
 		a.slots = append(a.slots, slotMem{
-			pub: host.Word64(arena, b+slotPub), ack: host.Word64(arena, b+slotAck), hold: host.Word64(arena, b+slotHold),
+			pub: m.Word64(arena, b+slotPub), ack: m.Word64(arena, b+slotAck), hold: m.Word64(arena, b+slotHold),
 			call:   arena[b+slotCall : b+slotCall+callBytes : b+slotCall+callBytes],
 			counts: arena[b+slotCounts : b+slotCounts+16*s.Size : b+slotCounts+16*s.Size],
 			data:   arena[d : d+s.SlotBytes : d+s.SlotBytes],
@@ -120,6 +112,8 @@ func (s Shape) view(arena []byte, off int) *area {
 type Arena struct {
 	// Locals is the arenas of the other living processes of this host; nil if there are none. To be set before New.
 	Locals func() [][]byte
+	// Memory is what the words of all its groups are made of; nil: the machine's. To be set before New.
+	Memory Memory
 
 	mu      sync.Mutex
 	mem     []byte
@@ -127,7 +121,11 @@ type Arena struct {
 	spans   []span // taken, ascending
 }
 
-type span struct{ off, end int }
+// span is an area, or the place that is kept for one: entry is that of the directory.
+type span struct {
+	off, end, entry int
+	group           uint64
+}
 
 // check keeps sizes within what can be computed with.
 func (s Shape) check() error {
@@ -173,7 +171,7 @@ func (a *Arena) Prepare(shapes ...Shape) {
 			continue
 		}
 		off, at := room(spans, s.areaBytes())
-		spans = slices.Insert(spans, at, span{off, off + s.areaBytes()})
+		spans = slices.Insert(spans, at, span{off: off, end: off + s.areaBytes()})
 		if end := off + s.areaBytes(); end <= len(a.mem) {
 			most = max(most, end)
 		}
@@ -183,33 +181,13 @@ func (a *Arena) Prepare(shapes ...Shape) {
 }
 
 // alloc makes the area of a group and publishes it in the directory. done is where its sequence starts.
-func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
-	if err := s.check(); err != nil {
+func (a *Arena) alloc(m Memory, group uint64, s Shape, done uint64) (*area, error) {
+	sp, err := a.take(group, s)
+	if err != nil {
 		return nil, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	need := s.areaBytes()
-	off, at := room(a.spans, need)
-	if off+need > len(a.mem) {
-		return nil, fmt.Errorf("collectives: no room for a group of %d ranks: its slots take %d bytes (%d x %d x %d) and %d of %d are left: raise SERRY_SHM_BYTES or use smaller slots",
-			s.Size, need, s.Depth, s.Lanes, s.SlotBytes, len(a.mem)-off, len(a.mem))
-	}
-	e := -1
-	for i := range dirEntries {
-		if host.Word64(a.mem, i*32).Load() == 0 {
-			e = i
-			break
-		}
-	}
-	if e < 0 {
-		return nil, fmt.Errorf("collectives: %d groups are open already: close some", dirEntries)
-	}
-	if err := a.reserve(off + need); err != nil {
-		return nil, fmt.Errorf("collectives: no memory for a group of %d ranks, whose slots take %d bytes: %w", s.Size, need, err)
-	}
-	start := off + (pageBytes-areaHeader%pageBytes)%pageBytes // so that slots' data is page aligned
-	v := s.view(a.mem, start)
+	start := sp.off + (pageBytes-areaHeader%pageBytes)%pageBytes // so that slots' data is page aligned
+	v := s.view(m, a.mem, start)
 	v.done.Store(done)
 	v.completing.Store(done)
 	for i := range v.slots {
@@ -217,46 +195,73 @@ func (a *Arena) alloc(group uint64, s Shape, done uint64) (*area, error) {
 		v.slots[i].ack.Store(0)
 		v.slots[i].hold.Store(0)
 	}
-	a.spans = slices.Insert(a.spans, at, span{off, off + need})
-	host.Word64(a.mem, e*32+8).Store(uint64(start))
-	host.Word64(a.mem, e*32+16).Store(uint64(s.SlotBytes))
-	host.Word64(a.mem, e*32+24).Store(uint64(s.Depth)<<32 | uint64(s.Lanes)<<24 | uint64(s.Size))
-	host.Word64(a.mem, e*32).Store(group)
+	e := sp.entry * entryBytes
+	m.Word64(a.mem, e+8).Store(uint64(start))
+	m.Word64(a.mem, e+16).Store(uint64(s.SlotBytes))
+	m.Word64(a.mem, e+24).Store(uint64(s.Depth)<<32 | uint64(s.Lanes)<<24 | uint64(s.Size))
+	m.Word64(a.mem, e).Store(group)
 	return v, nil
 }
 
-// free takes the area of a group back. Nobody may read it any more.
-func (a *Arena) free(group uint64) {
+// take finds room for an area of this shape, and makes its memory exist.
+func (a *Arena) take(group uint64, s Shape) (sp span, err error) {
+	if err := s.check(); err != nil {
+		return sp, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range dirEntries {
-		if host.Word64(a.mem, i*32).Load() != group {
-			continue
-		}
-		start := int(host.Word64(a.mem, i*32+8).Load())
-		for j, sp := range a.spans {
-			if sp.off <= start && start < sp.end {
-				a.spans = append(a.spans[:j], a.spans[j+1:]...)
-				break
-			}
-		}
-		host.Word64(a.mem, i*32).Store(0)
+	need := s.areaBytes()
+	off, at := room(a.spans, need)
+	if off+need > len(a.mem) {
+		return sp, fmt.Errorf("collectives: no room for a group of %d ranks: its slots take %d bytes (%d x %d x %d) and %d of %d are left: raise SERRY_SHM_BYTES or use smaller slots",
+			s.Size, need, s.Depth, s.Lanes, s.SlotBytes, len(a.mem)-off, len(a.mem))
+	}
+	if len(a.spans) >= dirEntries {
+		return sp, fmt.Errorf("collectives: %d groups are open already: close some", dirEntries)
+	}
+	if err := a.reserve(off + need); err != nil {
+		return sp, fmt.Errorf("collectives: no memory for a group of %d ranks, whose slots take %d bytes: %w", s.Size, need, err)
+	}
+	sp = span{off: off, end: off + need, group: group}
+	for slices.ContainsFunc(a.spans, func(t span) bool { return t.entry == sp.entry }) {
+		sp.entry++
+	}
+	a.spans = slices.Insert(a.spans, at, sp)
+	return sp, nil
+}
+
+// free takes the area of a group back. Nobody may read it any more.
+func (a *Arena) free(m Memory, group uint64) {
+	at := func() int { return slices.IndexFunc(a.spans, func(sp span) bool { return sp.group == group }) }
+	a.mu.Lock()
+	i, e := at(), 0
+	if i >= 0 {
+		e = a.spans[i].entry
+	}
+	a.mu.Unlock()
+	if i < 0 {
 		return
+	}
+	m.Word64(a.mem, e*entryBytes).Store(0) // before its place may be another's
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i := at(); i >= 0 {
+		a.spans = slices.Delete(a.spans, i, i+1)
 	}
 }
 
 // find returns a peer's area of the group, nil if it has not made it yet. What the directory says is read once and
 // checked: a peer may write anything.
-func find(arena []byte, group uint64, s Shape) (*area, error) {
+func find(m Memory, arena []byte, group uint64, s Shape) (*area, error) {
 	if len(arena) < dirBytes {
 		return nil, fmt.Errorf("arena of %d bytes", len(arena))
 	}
 	for i := range dirEntries {
-		if host.Word64(arena, i*32).Load() != group {
+		if m.Word64(arena, i*entryBytes).Load() != group {
 			continue
 		}
-		off := host.Word64(arena, i*32+8).Load()
-		slot, dls := host.Word64(arena, i*32+16).Load(), host.Word64(arena, i*32+24).Load()
+		off := m.Word64(arena, i*entryBytes+8).Load()
+		slot, dls := m.Word64(arena, i*entryBytes+16).Load(), m.Word64(arena, i*entryBytes+24).Load()
 		if slot != uint64(s.SlotBytes) || dls != uint64(s.Depth)<<32|uint64(s.Lanes)<<24|uint64(s.Size) {
 			return nil, fmt.Errorf("its slots are %d x %d x %d bytes for %d ranks, ours %d x %d x %d for %d: use the same options on all ranks",
 				dls>>32, dls>>24&0xff, slot, dls&0xffffff, s.Depth, s.Lanes, s.SlotBytes, s.Size)
@@ -264,7 +269,7 @@ func find(arena []byte, group uint64, s Shape) (*area, error) {
 		if need := uint64(s.areaBytes() - pageBytes); off < dirBytes || off%128 != 0 || need > uint64(len(arena)) || off > uint64(len(arena))-need {
 			return nil, fmt.Errorf("directory entry %d points to %d, outside of its arena", i, off)
 		}
-		return s.view(arena, int(off)), nil
+		return s.view(m, arena, int(off)), nil
 	}
 	return nil, nil
 }

@@ -137,8 +137,8 @@ func TestArena(t *testing.T) {
 	for i := range 3000 {
 		if len(groups) > 0 && r.IntN(2) == 0 {
 			k := r.IntN(len(groups))
-			a.free(groups[k].id)
-			got, err := find(mem, groups[k].id, groups[k].s)
+			a.free(machine{}, groups[k].id)
+			got, err := find(machine{}, mem, groups[k].id, groups[k].s)
 			require.NoError(t, err)
 			require.Nil(t, got)
 			groups = append(groups[:k], groups[k+1:]...)
@@ -146,7 +146,7 @@ func TestArena(t *testing.T) {
 		}
 		s := Shape{Size: 1 + r.IntN(9), SlotBytes: 8192 * (1 + r.IntN(4)), Depth: 1 + r.IntN(4), Lanes: 1 + r.IntN(2)}
 		id := uint64(i + 2)
-		v, err := a.alloc(id, s, uint64(i))
+		v, err := a.alloc(machine{}, id, s, uint64(i))
 		if err != nil {
 			if !errors.Is(err, full) {
 				require.ErrorContains(t, err, "SERRY_SHM_BYTES")
@@ -156,7 +156,7 @@ func TestArena(t *testing.T) {
 		}
 		groups = append(groups, open{id, s, v})
 		// Whoever looks it up sees the same memory, and nobody else's.
-		p, err := find(mem, id, s)
+		p, err := find(machine{}, mem, id, s)
 		require.NoError(t, err)
 		require.Equal(t, uint64(i), p.done.Load())
 		for k := range v.slots {
@@ -167,7 +167,7 @@ func TestArena(t *testing.T) {
 			}
 			require.Equal(t, byte(id), p.slots[k].data[s.SlotBytes-1])
 		}
-		_, err = find(mem, id, Shape{Size: s.Size, SlotBytes: s.SlotBytes, Depth: s.Depth + 1, Lanes: s.Lanes})
+		_, err = find(machine{}, mem, id, Shape{Size: s.Size, SlotBytes: s.SlotBytes, Depth: s.Depth + 1, Lanes: s.Lanes})
 		require.ErrorContains(t, err, "use the same options on all ranks")
 		for _, g := range groups {
 			for k := range g.area.slots {
@@ -183,7 +183,7 @@ func TestArena(t *testing.T) {
 	require.Positive(t, refused[false])
 	small, err := NewArena(make([]byte, dirBytes+3*pageBytes), func(int) error { return nil }, Shape{})
 	require.NoError(t, err)
-	_, err = small.alloc(9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
+	_, err = small.alloc(machine{}, 9, Shape{Size: 2, SlotBytes: 8192, Depth: 2, Lanes: 1}, 0)
 	require.ErrorContains(t, err, "no room")
 }
 
@@ -199,16 +199,16 @@ func TestPrepare(t *testing.T) {
 	}, Shape{})
 	require.NoError(t, err)
 	small, big := Shape{Size: 2, SlotBytes: 8192, Depth: 1, Lanes: 1}, Shape{Size: 3, SlotBytes: 65536, Depth: 4, Lanes: 1}
-	_, err = a.alloc(2, small, 0)
+	_, err = a.alloc(machine{}, 2, small, 0)
 	require.NoError(t, err)
-	_, err = a.alloc(3, small, 0)
+	_, err = a.alloc(machine{}, 3, small, 0)
 	require.NoError(t, err)
-	a.free(2)
+	a.free(machine{}, 2)
 	a.Prepare(big, small)
 	was := calls
-	_, err = a.alloc(4, big, 0)
+	_, err = a.alloc(machine{}, 4, big, 0)
 	require.NoError(t, err)
-	_, err = a.alloc(5, small, 0)
+	_, err = a.alloc(machine{}, 5, small, 0)
 	require.NoError(t, err)
 	require.Equal(t, was, calls)
 	a.Prepare(Shape{Size: 2, SlotBytes: 1 << 20, Depth: 1, Lanes: 1}) // for which there is no room
@@ -223,7 +223,7 @@ func FuzzFind(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if _, err := a.alloc(7, s, 5); err != nil {
+	if _, err := a.alloc(machine{}, 7, s, 5); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good[:64], uint32(0), uint32(len(good)))
@@ -234,7 +234,7 @@ func FuzzFind(f *testing.F) {
 		if at := int(at) &^ 7; at < len(mem) {
 			copy(mem[at:], entry)
 		}
-		v, err := find(mem, 7, s)
+		v, err := find(machine{}, mem, 7, s)
 		if err != nil || v == nil {
 			return
 		}

@@ -358,7 +358,8 @@ func (c *Comm) fillChunk(o *Op, s *slotMem, k int) {
 		copy(dst, src[:len(src)/2])
 		faultpoint.Hit(faultpoint.PublishMid)
 	}
-	copy(dst, src[:min(len(src), n)])
+	src = src[:min(len(src), n)]
+	c.mem.Copy(dst[:len(src)], src)
 }
 
 // acked says that every local member has consumed n rounds.

@@ -111,7 +111,7 @@ func (c *Comm) pull(o *Op) error {
 			return err
 		}
 		faultpoint.Hit(faultpoint.PullMid)
-		copy(o.Out, b)
+		c.mem.Copy(o.Out, b)
 		return nil
 	}
 	at := 0
@@ -136,7 +136,7 @@ func (c *Comm) pull(o *Op) error {
 		if len(b) != len(dst) {
 			return c.wrongLength(o, r, len(b), len(dst))
 		}
-		copy(dst, b)
+		c.mem.Copy(dst, b)
 	}
 	if o.Kind == Exchange {
 		if err := o.Take(c.srcs); err != nil && c.still(o) {
@@ -317,7 +317,9 @@ func (c *Comm) round(o *Op, k int) error {
 				continue
 			}
 			b, at := c.chunk(o, r, k)
-			copy(o.Out[min(at, len(o.Out)):], b)
+			dst := o.Out[min(at, len(o.Out)):]
+			b = b[:min(len(b), len(dst))]
+			c.mem.Copy(dst[:len(b)], b)
 			continue
 		}
 		want := o.OutParts[r]
@@ -344,11 +346,13 @@ func (c *Comm) round(o *Op, k int) error {
 			}
 			lo, hi := max(at, off), min(at+len(b), off+n)
 			if lo < hi {
-				copy(dst[lo-off:], b[lo-at:hi-at])
+				c.mem.Copy(dst[lo-off:hi-off], b[lo-at:hi-at])
 			}
 			continue
 		}
-		copy(dst[min(at, len(dst)):], b)
+		dst = dst[min(at, len(dst)):]
+		b = b[:min(len(b), len(dst))]
+		c.mem.Copy(dst[:len(b)], b)
 	}
 	return nil
 }

@@ -45,8 +45,15 @@ type simInstall struct {
 
 // newSim puts ranks on hosts round robin.
 func newSim(t testing.TB, hosts, ranks int, shape Shape) *sim {
+	w := &sim{}
+	w.build(t, hosts, ranks, shape, func(int) Memory { return nil })
+	return w
+}
+
+// build is newSim with a memory for each rank.
+func (w *sim) build(t testing.TB, hosts, ranks int, shape Shape, memory func(rank int) Memory) {
 	shape.Size = ranks
-	w := &sim{t: t, shape: shape, epoch: 1, wire: make([][]device.Frame, ranks*ranks), lost: map[int]bool{}}
+	*w = sim{t: t, shape: shape, epoch: 1, wire: make([][]device.Frame, ranks*ranks), lost: map[int]bool{}}
 	words := make([][]byte, hosts)
 	for i := range words {
 		words[i] = make([]byte, WordsBytes)
@@ -59,12 +66,12 @@ func newSim(t testing.TB, hosts, ranks int, shape Shape) *sim {
 	for r, x := range w.ranks {
 		a, err := NewArena(x.mem, func(int) error { return nil }, shape)
 		require.NoError(t, err)
+		a.Memory = memory(r)
 		x.comm, err = New(Config{
 			Group: 5, Rank: r, Slots: all, Arena: a, Words: words[x.host], Shape: shape, Retain: 64 << 10,
 		}, 1, 0, w.members(r, all))
 		require.NoError(t, err)
 	}
-	return w
 }
 
 // members is how rank r reaches the others.

@@ -14,41 +14,78 @@ import (
 // Here a schedule interleaves every load, store and swap of a shared word: each rank's caller and each rank's loop is a
 // coroutine that stops before each of them, and a death may come between any two.
 
-// stepWord stops its user before each access.
+// stepMem is the memory of one rank: it stops its user before each access.
+type stepMem struct {
+	machine
+	w    *stepSim
+	rank int
+}
+
+// firstArea is where the area of an arena's first group is.
+const firstArea = dirBytes + pageBytes - areaHeader
+
+func (m stepMem) Word64(b []byte, off int) Word {
+	own := len(m.w.ranks) > 0 && &b[0] == &m.w.ranks[m.rank].mem[0]
+	return stepWord{m.machine.Word64(b, off), m, own && off == firstArea}
+}
+
+func (m stepMem) Word32(b []byte, off int) Word32 { return stepWord32{m.machine.Word32(b, off), m} }
+
+func (m stepMem) Copy(dst, src []byte) {
+	n := copy(dst, src[:len(src)/2])
+	m.w.pause()
+	copy(dst[n:], src[n:])
+}
+
+func (m stepMem) Wake(w Word32) { m.machine.Wake(w.(stepWord32).Word32) }
+
 type stepWord struct {
 	Word
-	w    *stepSim
-	c    *Comm
+	m    stepMem
 	done bool // how far this rank has returned
 }
 
-func (s stepWord) Load() uint64 { s.w.pause(s.c); return s.Word.Load() }
+func (s stepWord) Load() uint64 { s.m.w.pause(); return s.Word.Load() }
 
 func (s stepWord) Store(x uint64) {
 	if s.done {
-		s.worst()
+		s.m.worst()
 	}
-	s.w.pause(s.c)
+	s.m.w.pause()
 	s.Word.Store(x)
 }
 
 func (s stepWord) CompareAndSwap(old, new uint64) bool {
-	s.w.pause(s.c)
+	s.m.w.pause()
 	ok := s.Word.CompareAndSwap(old, new)
 	if ok {
-		s.worst()
+		s.m.worst()
 	}
 	return ok
 }
 
+type stepWord32 struct {
+	Word32
+	m stepMem
+}
+
+func (s stepWord32) Load() uint32        { s.m.w.pause(); return s.Word32.Load() }
+func (s stepWord32) Store(x uint32)      { s.m.w.pause(); s.Word32.Store(x) }
+func (s stepWord32) Add(x uint32) uint32 { s.m.w.pause(); return s.Word32.Add(x) }
+func (s stepWord32) CompareAndSwap(old, new uint32) bool {
+	s.m.w.pause()
+	return s.Word32.CompareAndSwap(old, new)
+}
+
 // worst is where a rank has decided and not returned: it may be taken off the processor, and somebody die meanwhile.
-func (s stepWord) worst() {
-	if s.w.cur == nil || s.w.rnd.IntN(6) > 0 {
+func (m stepMem) worst() {
+	w := m.w
+	if w.cur == nil || w.rnd.IntN(6) > 0 {
 		return
 	}
-	s.w.asleep[s.c.cfg.Rank] = s.w.turn + s.w.rnd.IntN(300)
-	if len(s.w.dying) > 0 {
-		s.w.dying[0] = s.w.turn + 1 + s.w.rnd.IntN(4)
+	w.asleep[m.rank] = w.turn + w.rnd.IntN(300)
+	if len(w.dying) > 0 {
+		w.dying[0] = w.turn + 1 + w.rnd.IntN(4)
 	}
 }
 
@@ -82,13 +119,11 @@ type stepChange struct {
 	members    []int
 }
 
-// pause lets others run, unless the caller holds the lock of the Comm.
-func (w *stepSim) pause(c *Comm) {
-	if w.cur == nil || !c.mu.TryLock() {
-		return
+// pause lets others run.
+func (w *stepSim) pause() {
+	if w.cur != nil {
+		w.wait()
 	}
-	c.mu.Unlock()
-	w.wait()
 }
 
 func (w *stepSim) wait() {
@@ -116,31 +151,6 @@ func (w *stepSim) resume(co *coroutine) {
 	w.cur = co
 	co.next()
 	w.cur = nil
-}
-
-// wrap puts stopping words in place of a rank's, and of its view of its peers.
-func (w *stepSim) wrap(x *simRank) {
-	c := x.comm
-	word := func(p *Word) { *p = stepWord{*p, w, c, p == &c.own.done} }
-	whole := func(a *area) {
-		word(&a.done)
-		word(&a.completing)
-		for i := range a.slots {
-			word(&a.slots[i].pub)
-			word(&a.slots[i].ack)
-			word(&a.slots[i].hold)
-		}
-	}
-	word(&c.dec)
-	whole(c.own)
-	for _, p := range c.Current().peers {
-		if p != nil && p.Arena != nil && p.Rank != x.rank {
-			a, err := find(p.Arena, c.cfg.Group, c.cfg.Shape)
-			require.NoError(w.t, err)
-			whole(a)
-			p.area.Store(a)
-		}
-	}
 }
 
 // loop is what the loop of a rank does: frames, closes and views.
@@ -253,8 +263,10 @@ func TestSteps(t *testing.T) {
 func steps(t testing.TB, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 78))
 	size := 2 + r.IntN(4)
-	w := &stepSim{sim: newSim(t, 1+r.IntN(min(size, 3)), size, Shape{SlotBytes: testSlot, Depth: 1 + r.IntN(3), Lanes: 1})}
-	w.rnd, w.asleep = r, map[int]int{}
+	w := &stepSim{sim: &sim{}, asleep: map[int]int{}}
+	hosts, depth := 1+r.IntN(min(size, 3)), 1+r.IntN(3)
+	w.sim.build(t, hosts, size, Shape{SlotBytes: testSlot, Depth: depth, Lanes: 1}, func(rank int) Memory { return stepMem{w: w, rank: rank} })
+	w.rnd = r
 	tasks := make([]*task, 2+r.IntN(5))
 	for i := range tasks {
 		tasks[i] = drawTask(r, size)
@@ -265,7 +277,6 @@ func steps(t testing.TB, seed uint64) {
 	}
 	got := make([]map[uint64]outcome, size)
 	for _, x := range w.ranks {
-		w.wrap(x)
 		got[x.rank] = map[uint64]outcome{}
 		for _, k := range tasks {
 			x.start(k.call(x.rank), true)

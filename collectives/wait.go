@@ -3,7 +3,6 @@ package collectives
 import (
 	"time"
 
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/slots"
 )
 
@@ -97,7 +96,7 @@ func (c *Comm) Sleep(d time.Duration, check func() bool) {
 	if c.full.Load() {
 		d = min(d, fullWait) // nobody tells us when a link has room again
 	}
-	_, _ = host.FutexWait(c.gen, g, d)
+	c.mem.Wait(c.gen, g, d)
 }
 
 const fullWait = time.Millisecond

@@ -3,9 +3,7 @@ package collectives
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/internal/wire"
 )
 
@@ -67,27 +65,26 @@ func behind(a, b uint64, bits uint) bool {
 	return int64((a-b)<<(64-bits)) < 0
 }
 
-// index is the words of the index; a simulation supplies its own.
+// index is the host's words as the processes that share groups use them.
 type index struct {
-	n     int
-	at    func(i int) Word
-	yield func() // waits a little for another process
+	m     Memory
+	words []byte
 }
 
-func hostIndex(words []byte) index {
-	return index{wordEntries, func(i int) Word { return host.Word64(words, 8*i) }, host.SchedYield}
-}
+// n is the number of entries: of WordsBytes wordEntries, in a simulation fewer.
+func (x index) n() int { return min((len(x.words)-wordIndex)/wordEntry, wordIndex/8) }
+
+func (x index) at(i int) Word { return x.m.Word64(x.words, 8*i) }
 
 // claim finds or makes the entry of a group, and says which use of it that is.
-func claim(words []byte, group uint64) (off int, use uint64, err error) {
-	x := hostIndex(words)
+func (x index) claim(group uint64) (off int, use uint64, err error) {
 	for {
-		i, err := x.claim(group)
+		i, err := x.place(group)
 		if err != nil {
 			return 0, 0, err
 		}
 		off = wordIndex + i*wordEntry
-		use = host.Word64(words, off+384).Load() & (1<<useBits - 1)
+		use = x.m.Word64(x.words, off+384).Load() & (1<<useBits - 1)
 		if x.at(i).Load() == group<<1 { // else it was given back meanwhile (the group has failed), and the use may be another's
 			return off, use, nil
 		}
@@ -96,19 +93,20 @@ func claim(words []byte, group uint64) (off int, use uint64, err error) {
 
 var errNoWord = errors.New("no word of the host is free")
 
-// claim finds or makes a group's place. Several may do that at once, and die at it, and places that are given back leave
+// place finds or makes a group's place. Several may do that at once, and die at it, and places that are given back leave
 // gaps, so who has taken a free place looks at all others before he makes it the group's. Of two who do, one at least sees
 // the other's, and gives way or takes it away from him: the word of a claim is his alone.
-func (x index) claim(group uint64) (int, error) {
+func (x index) place(group uint64) (int, error) {
 	if group == 0 || group > maxGroup {
 		return 0, fmt.Errorf("collectives: group id %#x: want 1 to %#x", group, uint64(maxGroup))
 	}
 	final, mark := group<<1, wire.Hash(0, group)<<32
 	rivals := func(w uint64) bool { return w&1 != 0 && w != wordClosing && w&^(1<<32-1) == mark }
+	n := x.n()
 	for try := range 10_000 {
 		free, rival, claimed := -1, -1, false
-		for k, at := 0, rand.IntN(x.n); k < x.n; k++ {
-			i := (at + k) % x.n
+		for k, at := 0, int(x.m.Rand()>>1); k < n; k++ {
+			i := (at + k) % n
 			switch w := x.at(i).Load(); {
 			case w == final:
 				return i, nil
@@ -125,12 +123,12 @@ func (x index) claim(group uint64) (int, error) {
 		}
 		switch {
 		case rival >= 0, free < 0 && claimed && try < 200:
-			x.yield()
+			x.m.Yield()
 			continue
 		case free < 0:
-			return 0, fmt.Errorf("collectives: %d groups are open on this host already: close some: %w", x.n, errNoWord)
+			return 0, fmt.Errorf("collectives: %d groups are open on this host already: close some: %w", n, errNoWord)
 		}
-		mine := mark | uint64(rand.Uint32()) | 1
+		mine := mark | uint64(x.m.Rand()) | 1
 		if !x.at(free).CompareAndSwap(0, mine) {
 			continue
 		}
@@ -143,7 +141,7 @@ func (x index) claim(group uint64) (int, error) {
 
 // confirm makes the claim of place at the group's, unless somebody else has one.
 func (x index) confirm(at int, mine, final uint64, rivals func(uint64) bool) (int, bool) {
-	for i := 0; i < x.n; i++ {
+	for i := 0; i < x.n(); i++ {
 		w := x.at(i).Load()
 		switch {
 		case i == at:
@@ -161,30 +159,30 @@ func (x index) confirm(at int, mine, final uint64, rivals func(uint64) bool) (in
 }
 
 // giveBack makes the entry of a group free. Nobody of this host may use it any more.
-func giveBack(words []byte, off int, group uint64) {
-	id := hostIndex(words).at((off - wordIndex) / wordEntry)
+func (x index) giveBack(off int, group uint64) {
+	id := x.at((off - wordIndex) / wordEntry)
 	if id.CompareAndSwap(group<<1, wordClosing) {
-		use := host.Word64(words, off+384)
-		use.Add(1)
-		host.Word64(words, off).Store(uint64(decided(use.Load()&(1<<useBits-1), 0, 0)))
-		host.Word32(words, off+256).Store(0)
+		w := x.m.Word64(x.words, off+384)
+		use := w.Load() + 1 // nobody else gives it back
+		w.Store(use)
+		x.m.Word64(x.words, off).Store(uint64(decided(use&(1<<useBits-1), 0, 0)))
+		x.m.Word32(x.words, off+256).Store(0)
 		id.Store(0)
 	}
 }
 
 // sweep gives back the entries of groups of which no living process of this host has an area: it has one before it looks
 // for the entry, so the others are of processes that died before they could give them back.
-func sweep(words []byte, arenas [][]byte) {
+func (x index) sweep(arenas [][]byte) {
 	open := map[uint64]bool{}
 	for _, a := range arenas {
-		for i := range min(dirEntries, len(a)/32) {
-			open[host.Word64(a, i*32).Load()] = true
+		for i := range min(dirEntries, len(a)/entryBytes) {
+			open[x.m.Word64(a, i*entryBytes).Load()] = true
 		}
 	}
-	x := hostIndex(words)
-	for i := range x.n {
+	for i := range x.n() {
 		if w := x.at(i).Load(); w != 0 && w&1 == 0 && !open[w>>1] {
-			giveBack(words, wordIndex+i*wordEntry, w>>1)
+			x.giveBack(wordIndex+i*wordEntry, w>>1)
 		}
 	}
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// hostWords is the words of a host as production uses them.
+func hostWords(words []byte) index { return index{machine{}, words} }
+
 func TestClaim(t *testing.T) {
 	words := make([]byte, WordsBytes)
 	r := rand.New(rand.NewPCG(5, 6))
@@ -20,7 +23,7 @@ func TestClaim(t *testing.T) {
 	uses := map[int]uint64{}
 	open := func() {
 		id := r.Uint64() >> 1
-		off, use, err := claim(words, id)
+		off, use, err := hostWords(words).claim(id)
 		require.NoError(t, err)
 		require.Zero(t, at[off], "two groups share a word")
 		require.LessOrEqual(t, off+wordEntry, WordsBytes)
@@ -31,18 +34,18 @@ func TestClaim(t *testing.T) {
 	for range wordEntries {
 		open()
 	}
-	_, _, err := claim(words, 2)
+	_, _, err := hostWords(words).claim(2)
 	require.ErrorIs(t, err, errNoWord)
 	require.ErrorContains(t, err, "2016 groups are open on this host already")
 	for id, off := range ids {
-		again, _, err := claim(words, id)
+		again, _, err := hostWords(words).claim(id)
 		require.NoError(t, err)
 		require.Equal(t, off, again)
 	}
 	for range 5000 { // groups come and go, without end
 		for id, off := range ids {
-			giveBack(words, off, id)
-			giveBack(words, off, id) // another who was the last to see it
+			hostWords(words).giveBack(off, id)
+			hostWords(words).giveBack(off, id) // another who was the last to see it
 			uses[off]++
 			require.Equal(t, decided(uses[off], 0, 0), dec(off))
 			delete(ids, id)
@@ -52,7 +55,7 @@ func TestClaim(t *testing.T) {
 		open()
 	}
 	for _, id := range []uint64{0, maxGroup + 1, 1 << 63} {
-		_, _, err := claim(words, id)
+		_, _, err := hostWords(words).claim(id)
 		require.ErrorContains(t, err, "group id")
 	}
 }
@@ -64,7 +67,7 @@ func TestClaimsOfTheDead(t *testing.T) {
 		host.Word64(words, 8*i).Store(uint64(i)<<32 | 1)
 	}
 	for range 100 {
-		_, _, err := claim(words, rand.Uint64()>>1)
+		_, _, err := hostWords(words).claim(rand.Uint64() >> 1)
 		require.NoError(t, err)
 	}
 }
@@ -77,13 +80,13 @@ func TestSweep(t *testing.T) {
 		a, err := NewArena(make([]byte, 1<<20), func(int) error { return nil }, Shape{})
 		require.NoError(t, err)
 		for _, g := range groups {
-			_, err := a.alloc(g, s, 0)
+			_, err := a.alloc(machine{}, g, s, 0)
 			require.NoError(t, err)
 		}
 		return a
 	}
 	for id := range uint64(wordEntries) {
-		_, _, err := claim(words, id+1)
+		_, _, err := hostWords(words).claim(id + 1)
 		require.NoError(t, err)
 	}
 	mine, other := arena(1, 2), arena(2, 3)
@@ -93,7 +96,7 @@ func TestSweep(t *testing.T) {
 	require.Equal(t, decided(c.use, 1, 0), decision(c.dec.Load()))
 	taken := map[uint64]bool{}
 	for i := range wordEntries {
-		if w := hostIndex(words).at(i).Load(); w != 0 {
+		if w := hostWords(words).at(i).Load(); w != 0 {
 			taken[w>>1] = true
 		}
 	}
@@ -105,16 +108,16 @@ func TestSweep(t *testing.T) {
 func TestWordOfAnother(t *testing.T) {
 	w := newSim(t, 1, 2, Shape{SlotBytes: 8192, Depth: 2, Lanes: 1})
 	old := w.ranks[0].comm
-	giveBack(old.cfg.Words, old.word, old.cfg.Group)
+	hostWords(old.cfg.Words).giveBack(old.word, old.cfg.Group)
 	for off := 0; off != old.word; { // another group gets the same entry
 		id := rand.Uint64() >> 1
 		var err error
-		if off, _, err = claim(old.cfg.Words, id); off != old.word {
+		if off, _, err = hostWords(old.cfg.Words).claim(id); off != old.word {
 			require.NoError(t, err)
-			giveBack(old.cfg.Words, off, id)
+			hostWords(old.cfg.Words).giveBack(off, id)
 		}
 	}
-	next := &Comm{cfg: old.cfg, own: old.own, use: old.use + 1, dec: old.dec, gen: old.gen, sleep: old.sleep}
+	next := &Comm{cfg: old.cfg, mem: old.mem, own: old.own, use: old.use + 1, dec: old.dec, gen: old.gen, sleep: old.sleep}
 	next.cur.Store(old.Current())
 	next.rearm(next.Current())
 	now := old.dec.Load()
@@ -132,18 +135,26 @@ func TestWordOfAnother(t *testing.T) {
 	require.True(t, func() bool { next.Reopen(5); return next.decide(o) }())
 }
 
-// stepped is a word before each use of which another process may run.
-type stepped struct {
+// turns is a memory that lets another process run before each access.
+type turns struct {
+	machine
+	turn, waited func()
+}
+
+func (m turns) Word64(b []byte, off int) Word { return turnWord{m.machine.Word64(b, off), m.turn} }
+func (m turns) Yield()                        { m.waited(); m.turn() }
+
+type turnWord struct {
 	Word
 	turn func()
 }
 
-func (w stepped) Load() uint64 { w.turn(); return w.Word.Load() }
-func (w stepped) Store(x uint64) {
+func (w turnWord) Load() uint64 { w.turn(); return w.Word.Load() }
+func (w turnWord) Store(x uint64) {
 	w.turn()
 	w.Word.Store(x)
 }
-func (w stepped) CompareAndSwap(old, new uint64) bool {
+func (w turnWord) CompareAndSwap(old, new uint64) bool {
 	w.turn()
 	return w.Word.CompareAndSwap(old, new)
 }
@@ -156,8 +167,8 @@ func TestClaimInAnyOrder(t *testing.T) {
 	var waited, gaveUp, died int
 	for seed := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, 8))
-		words := make([]byte, WordsBytes)
 		n := 3 + r.IntN(3)
+		words := make([]byte, wordIndex+n*wordEntry)
 		got := map[int]bool{}
 		process := func(run func(x index)) iter.Seq[struct{}] {
 			return func(yield func(struct{}) bool) {
@@ -171,7 +182,7 @@ func TestClaimInAnyOrder(t *testing.T) {
 						panic(e)
 					}
 				}()
-				run(index{n, func(i int) Word { return stepped{host.Word64(words, 8*i), turn} }, func() { waited++; turn() }})
+				run(index{turns{turn: turn, waited: func() { waited++ }}, words})
 			}
 		}
 		type running struct {
@@ -191,7 +202,7 @@ func TestClaimInAnyOrder(t *testing.T) {
 		})
 		for range 2 + r.IntN(2) {
 			start(func(x index) {
-				i, err := x.claim(ours)
+				i, err := x.place(ours)
 				require.NoError(t, err)
 				got[i] = true
 			})
