@@ -25,7 +25,8 @@ import (
 const policy = `
 	# What everything may use. Nothing here knows of a rank or a link.
 	NONE
-	< internal/dtype, internal/slots, internal/wire, internal/faultpoint, internal/knob, internal/harness;
+	< internal/dtype, internal/slots, internal/wire, internal/faultpoint, internal/knob, internal/harness,
+		internal/ops;
 
 	internal/dtype < internal/vec;
 
@@ -50,7 +51,8 @@ const policy = `
 	# pg tells each what it needs of both.
 	mesh, fault < fault/agent;
 	mesh, collectives/plan, internal/vec < collectives;
-	fault/agent, collectives < pg;
+	internal/ops < internal/metrics;
+	fault/agent, collectives, internal/metrics < pg;
 	pg, ep/route, ep/eplb < ep;
 
 	# Moving and keeping.
