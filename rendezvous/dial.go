@@ -181,7 +181,7 @@ func dialOnce(ctx context.Context, addr string, answer time.Duration, greet func
 	switch {
 	case errors.Is(err, ErrNotRendezvous) || errors.Is(err, ErrRestarted):
 	case hurry.Err() != nil && ctx.Err() == nil && isWeb(conn):
-		err = fmt.Errorf("%w: it is a web server", ErrNotRendezvous)
+		err = errWeb
 	case hurry.Err() != nil:
 		err = errSilent
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
@@ -195,10 +195,24 @@ func isWeb(conn net.Conn) bool {
 	if conn.SetDeadline(time.Now().Add(webTime)) != nil {
 		return false
 	}
-	b := make([]byte, len("HTTP/"))
+	b := make([]byte, len(webBegins))
 	_, _ = io.WriteString(conn, "\r\n\r\n")
 	_, _ = io.ReadFull(conn, b)
-	return string(b) == "HTTP/"
+	return string(b) == webBegins
+}
+
+const webBegins = "HTTP"
+
+var errWeb = fmt.Errorf("%w: it is a web server", ErrNotRendezvous)
+
+// foreign is about a server whose answer begins with b. A web server answers at once where our greeting, which has random
+// bytes, happens to end a line; else see isWeb.
+func foreign(b []byte) error {
+	err := ErrNotRendezvous
+	if strings.HasPrefix(string(b), webBegins) {
+		err = errWeb
+	}
+	return fmt.Errorf("%w: it began with %q", err, b[:min(len(b), 16)])
 }
 
 // readGreeting fills b, which has to begin with want. It does not wait for the rest of one that begins otherwise.
@@ -207,7 +221,7 @@ func readGreeting(conn net.Conn, b, want []byte) error {
 		m, err := conn.Read(b[n:])
 		n += m
 		if k := min(n, len(want)); !bytes.Equal(b[:k], want[:k]) {
-			return fmt.Errorf("%w: it began with %q", ErrNotRendezvous, b[:n])
+			return foreign(b[:n])
 		}
 		if err != nil && n < len(b) {
 			return err

@@ -281,7 +281,7 @@ func TestRubbishPeer(t *testing.T) {
 		_, err := rendezvous.Open(soon(t), scheme+addr)
 		require.ErrorIs(t, err, rendezvous.ErrNotRendezvous)
 		require.Contains(t, err.Error(), addr)
-		require.Contains(t, err.Error(), "HTTP")
+		require.Contains(t, err.Error(), `it is a web server: it began with "HTTP`)
 		require.Contains(t, err.Error(), "another program")
 		require.Less(t, time.Since(begin), 10*time.Second)
 

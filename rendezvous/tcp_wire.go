@@ -80,7 +80,7 @@ func (h hello) append(b []byte) []byte {
 func parseHello(b []byte) (hello, error) {
 	var h hello
 	if len(b) < helloLen || string(b[:len(wireMagic)]) != wireMagic {
-		return h, fmt.Errorf("%w: it began with %q", ErrNotRendezvous, b[:min(len(b), 16)])
+		return h, foreign(b)
 	}
 	h.version = binary.BigEndian.Uint16(b[len(wireMagic):])
 	copy(h.id[:], b[helloLen-16:])
