@@ -100,9 +100,14 @@ type Config struct {
 	Groups []Group // the groups of the slot (the world's at least)
 	Board  Board   // nil: this process alone on its host
 
+	// Witness: of two halves the one decides that has the vote of the world's witness, not the one with the lowest slot.
+	// Alike on all members, or two halves may decide.
+	Witness bool
+
 	HeartbeatLimit time.Duration // a silent unvouched member is dropped after this (default 1 s)
 	BallotTimeout  time.Duration // a silent coordinator is overtaken after this (default 20 ms, doubling)
 	AskTimeout     time.Duration // a rank that does not answer a wait-for question in this time is a sink (default 200 ms)
+	WitnessLimit   time.Duration // a witness that does not answer a half this long has no vote (default 3/8 of HeartbeatLimit)
 
 	bug bug // a rule to break; tests only
 }
@@ -171,6 +176,12 @@ type (
 		Attach []byte
 		Groups []GroupDone
 	}
+	// Witnessed answers AskWitness: what the witness holds now, swapped or not (nothing: it has no record of this world),
+	// or why it did not answer. An answer that comes late, twice or never does no harm.
+	Witnessed struct {
+		Held []byte
+		Err  string
+	}
 	// Tick is the passing of time: due when a Timer effect says so, harmless at any other time.
 	Tick struct{}
 )
@@ -220,6 +231,9 @@ type (
 		Token uint64
 		Group uint64
 	}
+	// AskWitness is a compare-and-set of what the world's witness holds: New if it is Old, byte for byte. The host does it
+	// meanwhile, and answers with Witnessed. One that is lost is asked again.
+	AskWitness struct{ Old, New []byte }
 	// Hold stops the caller in its next Boundary (Count 0), or in Boundary Count, until Release or Install.
 	Hold struct{ Count uint64 }
 	// Release lets the caller go on: the growth is off for now.

@@ -19,6 +19,8 @@ type attempt struct {
 	best     Ballot // the highest accepted that was reported
 	found    Value
 	asking   bool // accept has been sent
+	since    Time // when what we wait for was asked first: promises, or acceptances
+	witness  bool // the witness has promised, or accepted
 	value    Value
 	votes    Set // who accepted
 }
@@ -94,7 +96,7 @@ func (m *Machine) begin(drop []suspicion, fails []failing, grow *prepare) {
 	m.takeAt = 0
 	m.maxNum++
 	b := Ballot{m.maxNum, uint16(m.self.Slot)}
-	a := &attempt{ballot: b, from: m.t, fails: fails}
+	a := &attempt{ballot: b, from: m.t, since: m.t, fails: fails}
 	if grow != nil {
 		a.prep = *grow
 	}
@@ -180,12 +182,13 @@ func (m *Machine) proxied(by ID, dead []ID) (s Set) {
 func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	a := m.att
 	if a.asking {
-		if m.enough(a.votes) {
+		if m.enough(a.votes, a.witness) {
 			v := a.value
 			m.publish(v)
 			m.install(v)
 			return true
 		}
+		m.askWitness(a)
 		m.beat(a)
 		return false
 	}
@@ -193,7 +196,8 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	for _, v := range a.promises {
 		own.Add(v.from.Slot)
 	}
-	if !m.enough(m.votes(a)) {
+	if !m.enough(m.votes(a), a.witness) {
+		m.askWitness(a)
 		m.beat(a)
 		return false
 	}
@@ -246,13 +250,22 @@ func (m *Machine) decide(drop []suspicion, fails []failing) bool {
 	return true
 }
 
-// enough says whether votes are a quorum.
-func (m *Machine) enough(votes Set) bool {
+// enough says whether votes are a quorum, with the vote of the witness or without.
+func (m *Machine) enough(votes Set, witness bool) bool {
 	switch m.cfg.bug {
 	case bugNoQuorum:
 		return !votes.Empty()
 	case bugHalf:
 		return 2*votes.Len() >= len(m.view.Members)
+	case bugWitnessLowest:
+		if quorum(m.view, votes) {
+			return true
+		}
+	case bugWitnessUnasked:
+		witness = true
+	}
+	if m.cfg.Witness {
+		return majority(m.view, votes) || witness && exactlyHalf(m.view, votes)
 	}
 	return quorum(m.view, votes)
 }
@@ -315,7 +328,8 @@ func (m *Machine) propose(v Value) {
 	if m.cfg.bug == bugAnyAccept && a.best == (Ballot{}) {
 		v.Why = fmt.Sprintf("ballot %v", a.ballot) // or the values of two ballots are often the same
 	}
-	a.asking, a.value = true, v
+	a.asking, a.value, a.since = true, v, m.t
+	a.witness = a.witness && m.cfg.bug == bugWitnessOnce
 	a.beat = m.t + 5*m.cfg.BallotTimeout
 	for _, p := range m.view.Members {
 		if !m.isDead(p.ID) {
@@ -330,6 +344,11 @@ func (m *Machine) beat(a *attempt) {
 		return
 	}
 	a.beats++
+	if a.asking && m.wantsWitness(a) && a.beats%10 != 0 {
+		a.beat = m.t + m.cfg.BallotTimeout/2
+		m.broadcast(patience{m.head(), a.ballot}) // the witness is slower than members are
+		return
+	}
 	if a.asking {
 		a.beat = m.t + 5*m.cfg.BallotTimeout
 		for _, p := range m.view.Members {
@@ -364,43 +383,86 @@ func (m *Machine) votes(a *attempt) (votes Set) {
 	return votes
 }
 
+// lonely is how long no quorum may be out of reach: less than a link needs to be noticed, as those who have a quorum do
+// not wait either, and more than the step after a pause adds to our time.
+func (m *Machine) lonely() Time { return m.cfg.HeartbeatLimit * 3 / 8 }
+
 // giveUp ends the machine when a quorum has been out of reach for too long.
 func (m *Machine) giveUp() bool {
 	can := reachable(m.view, m.self, m.isDead, m.isSilent)
-	if quorum(m.view, can) {
+	if quorum(m.view, can) || m.cfg.Witness && exactlyHalf(m.view, can) {
 		m.alone = 0
 	} else if m.alone == 0 {
 		m.alone = m.t
 	}
-	lost := m.alone != 0 && m.t-m.alone >= 2*m.cfg.HeartbeatLimit
-	if a := m.att; a != nil && !lost {
-		// Nobody is silent, but they do not answer. They may be stopped, so we wait longer.
-		votes := m.votes(a)
-		if quorum(m.view, votes) {
-			m.starved = 0
-		} else if m.starved == 0 {
-			m.starved = m.t
-		}
-		lost = m.starved != 0 && m.t-m.starved >= 8*m.cfg.HeartbeatLimit && m.t-a.from >= m.cfg.HeartbeatLimit
-		can = votes
-	}
-	if !lost {
-		return false
-	}
-	m.over = true
-	if m.leaving {
-		m.emit(Left{})
+	if m.alone != 0 && m.t-m.alone >= m.lonely() {
+		m.noQuorum(can, m.advice(can))
 		return true
 	}
+	a, w := m.att, &m.witness
+	if a == nil {
+		w.since = 0
+		return false
+	}
+	votes := m.votes(a)
+	if m.wantsWitness(a) {
+		if w.since != 0 && m.t-w.since >= m.cfg.WitnessLimit {
+			m.noQuorum(votes, m.unwitnessed())
+			return true
+		}
+		m.starved = 0
+		return false
+	}
+	if m.enough(votes, a.witness) {
+		m.starved, w.since = 0, 0
+	} else if m.starved == 0 {
+		m.starved = m.t
+	}
+	// Nobody is silent, but they do not answer. They may be stopped, so we wait longer.
+	if m.starved != 0 && m.t-m.starved >= 8*m.cfg.HeartbeatLimit && m.t-a.from >= m.cfg.HeartbeatLimit {
+		m.noQuorum(votes, m.advice(votes))
+		return true
+	}
+	return false
+}
+
+// noQuorum ends the machine, and says why: whom it does not reach, and what to do.
+func (m *Machine) noQuorum(can Set, what string) {
 	var gone []string
 	for _, p := range m.view.Members {
 		if !can.Has(p.Slot) {
 			gone = append(gone, fmt.Sprint(p.Slot))
 		}
 	}
-	m.emit(NoQuorum{clip(fmt.Sprintf("%d of the %d ranks of epoch %d cannot be reached (%s): the others may have gone on without this one",
-		len(gone), len(m.view.Members), m.view.Epoch, strings.Join(gone, ", ")))})
-	return true
+	m.unable(fmt.Sprintf("%d of the %d ranks of epoch %d cannot be reached (%s): %s",
+		len(gone), len(m.view.Members), m.view.Epoch, strings.Join(gone, ", "), what))
+}
+
+// unable tells the others, who may be half of a quorum only with us, and ends the machine.
+func (m *Machine) unable(why string) {
+	if m.cfg.Witness && !m.leaving {
+		m.broadcast(noQuorum{m.head(), clip(why)})
+	}
+	m.end(why)
+}
+
+// end ends the machine without a quorum.
+func (m *Machine) end(why string) {
+	m.over = true
+	if m.leaving {
+		m.emit(Left{})
+		return
+	}
+	m.emit(NoQuorum{clip(why)})
+}
+
+// onNoQuorum ends this machine too, if there is no quorum without who sent this.
+func (m *Machine) onNoQuorum(from ID, x noQuorum) {
+	can := reachable(m.view, m.self, m.isDead, m.isSilent)
+	can.Del(from.Slot)
+	if m.cfg.Witness && !majority(m.view, can) && !exactlyHalf(m.view, can) {
+		m.end(x.Why)
+	}
 }
 
 // due is the next time at which drive has something to do, in our time; 0: none.
@@ -418,8 +480,9 @@ func (m *Machine) due() (at Time) {
 			by(max(m.takeAt, m.standDown))
 		}
 		if m.alone != 0 {
-			by(m.alone + 2*m.cfg.HeartbeatLimit)
+			by(m.alone + m.lonely())
 		}
+		by(m.witnessDue())
 	}
 	if m.linkAt != 0 && m.t < m.linkAt+m.cfg.HeartbeatLimit/4 {
 		by(m.linkAt + m.cfg.HeartbeatLimit/4)

@@ -21,7 +21,8 @@ import (
 //	set       varint n <= 16, then n words of 8 bytes, little endian; the last one is not zero
 //	list      varint n, then n items; n is at most a limit of the field, and at most the bytes that are left
 //
-// A record's Value on the Board is a Value in the same form, without version and type.
+// A record's Value on the Board is a Value in the same form, without version and type. What a witness holds is a version
+// (registerVersion) and the fields of register.
 const (
 	wireVersion = 1
 
@@ -407,6 +408,11 @@ func (p *growOff) code(c *codec) {
 	c.u64(&p.Token)
 }
 
+func (p *noQuorum) code(c *codec) {
+	c.u64(&p.Epoch)
+	c.text(&p.Why)
+}
+
 // Join is coded member first, so that a later version can still read who asks.
 func (p *Join) code(c *codec) {
 	codeMember(c, &p.Member)
@@ -452,6 +458,7 @@ var shapes = []shape{
 	shapeOf[ask](), shapeOf[vouch](), shapeOf[askStatus](), shapeOf[status](), shapeOf[joinFwd](),
 	shapeOf[growAsk](), shapeOf[growCount](), shapeOf[growAt](), shapeOf[growReady](), shapeOf[growNo](),
 	shapeOf[growOff](), shapeOf[Join](), shapeOf[Welcome](), shapeOf[Refused](), shapeOf[Stale](),
+	shapeOf[noQuorum](),
 }
 
 // AppendMsg appends the wire form of m to b.

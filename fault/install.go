@@ -55,6 +55,12 @@ func (m *Machine) install(v Value) {
 	}
 
 	if m.member(m.self) == nil {
+		if m.cfg.Witness && m.reachesNone(v.Members) {
+			// It was not told, it found this at the witness, or one of its half did.
+			m.end(fmt.Sprintf("the witness gave its vote for epoch %d to ranks %v, which cannot be reached: join them again once they can (%s)",
+				v.Epoch, slotsOf(v.Members).Slots(), v.Why))
+			return
+		}
 		m.evicted(v.Epoch, v.Why)
 		return
 	}
@@ -129,6 +135,7 @@ func (m *Machine) newEpoch() {
 	m.closed, m.closing, m.states, m.joined = nil, false, nil, nil
 	m.att, m.tries, m.takeAt, m.standDown, m.workAt, m.alone = nil, 0, 0, 0, 0, 0
 	m.starved, m.unlinked, m.stood = 0, "", false
+	m.witness.since, m.witness.again, m.witness.why = 0, 0, ""
 	clear(m.unanswered)
 	clear(m.caught)
 	m.late, m.slow, m.sentTo, m.again = nil, nil, Set{}, 0

@@ -17,12 +17,19 @@ type lab struct {
 // newLab starts rank 0, 1, ... on the hosts given, with subgroups 100, 101, ...
 func newLab(t *testing.T, hosts []int, subs ...Set) *lab {
 	t.Helper()
+	return newLabIn(t, hosts, func(*world) {}, subs...)
+}
+
+// newLabIn starts them in a world that init has changed.
+func newLabIn(t *testing.T, hosts []int, init func(*world), subs ...Set) *lab {
+	t.Helper()
 	n := 0
 	for _, h := range hosts {
 		n = max(n, h+1)
 	}
 	w := emptyWorld(1, n+1, bugNone)
 	w.trace, w.wire = true, true
+	init(w)
 	w.found(hosts, subs, Set{})
 	l := &lab{t, w}
 	t.Cleanup(func() {

@@ -85,8 +85,9 @@ type Machine struct {
 	starved    Time         // since when our ballots have had no quorum of answers; 0: they had
 	unanswered map[int]Time // since when a member owes us a promise
 
-	blame  blame
-	growth growth
+	witness witness
+	blame   blame
+	growth  growth
 }
 
 type vouching struct{ about, by ID }
@@ -101,6 +102,9 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 	}
 	if cfg.AskTimeout == 0 {
 		cfg.AskTimeout = 200 * time.Millisecond
+	}
+	if cfg.WitnessLimit == 0 {
+		cfg.WitnessLimit = cfg.HeartbeatLimit * 3 / 8
 	}
 	m := &Machine{
 		cfg: cfg, self: cfg.Self, first: cfg.View.Epoch, last: now, t: 1,
@@ -194,6 +198,8 @@ func (m *Machine) Step(now Time, ev Event) []Effect {
 		m.onEntered(e.Count)
 	case Quiet:
 		m.onQuiet(e)
+	case Witnessed:
+		m.onWitnessed(e)
 	case Tick:
 		m.timer = 0
 	}
@@ -443,6 +449,8 @@ func (m *Machine) dispatch(from ID, x Msg) {
 		m.onGrowNo(from, x)
 	case growOff:
 		m.onGrowOff(from, x)
+	case noQuorum:
+		m.onNoQuorum(from, x)
 	}
 }
 
@@ -472,5 +480,12 @@ const (
 	bugUnsure             // a growth is promised by one that does not stand in the Boundary
 	bugReuse              // an incarnation is numbered again
 	bugHalf               // any half is a quorum
-	bugLast           = bugHalf
+	bugWitnessBlind       // what the witness has accepted is not looked at
+	bugWitnessAny         // a vote of the witness is overwritten by one of a lower ballot
+	bugWitnessLater       // a vote of the witness in a later epoch is overwritten
+	bugWitnessLowest      // the half with the lowest slot decides without the witness, the other one with it
+	bugWitnessUnasked     // a half decides without asking the witness
+	bugWitnessOnce        // the vote of the witness for a ballot's promise is taken for its acceptance
+	bugWitnessStore       // the witness stores without comparing
+	bugLast           = bugWitnessStore
 )

@@ -172,6 +172,11 @@ type (
 		head
 		Token uint64
 	}
+
+	noQuorum struct { // the machine of who sends this is over: it votes no more
+		head
+		Why string
+	}
 )
 
 // Join is a joiner's request, sent to any member: it is what JoinAsk is as an event.
@@ -218,26 +223,28 @@ func (growAt) msg()    {}
 func (growReady) msg() {}
 func (growNo) msg()    {}
 func (growOff) msg()   {}
+func (noQuorum) msg()  {}
 func (Join) msg()      {}
 func (Welcome) msg()   {}
 func (Refused) msg()   {}
 func (Stale) msg()     {}
 
-func (Received) event() {}
-func (Died) event()     {}
-func (Silent) event()   {}
-func (Heard) event()    {}
-func (Closed) event()   {}
-func (Created) event()  {}
-func (Dropped) event()  {}
-func (Overdue) event()  {}
-func (Waiting) event()  {}
-func (Abort) event()    {}
-func (Leave) event()    {}
-func (JoinAsk) event()  {}
-func (Entered) event()  {}
-func (Quiet) event()    {}
-func (Tick) event()     {}
+func (Received) event()  {}
+func (Died) event()      {}
+func (Silent) event()    {}
+func (Heard) event()     {}
+func (Closed) event()    {}
+func (Created) event()   {}
+func (Dropped) event()   {}
+func (Overdue) event()   {}
+func (Waiting) event()   {}
+func (Abort) event()     {}
+func (Leave) event()     {}
+func (JoinAsk) event()   {}
+func (Entered) event()   {}
+func (Quiet) event()     {}
+func (Witnessed) event() {}
+func (Tick) event()      {}
 
 func (Send) effect()       {}
 func (Close) effect()      {}
@@ -245,6 +252,7 @@ func (Reopen) effect()     {}
 func (Install) effect()    {}
 func (Timer) effect()      {}
 func (AskWaiting) effect() {}
+func (AskWitness) effect() {}
 func (Hold) effect()       {}
 func (Release) effect()    {}
 func (Evicted) effect()    {}

@@ -133,6 +133,7 @@ type world struct {
 	trace   bool
 	log     strings.Builder
 	bug     bug
+	witness *simWitness                  // nil: none is configured
 	before  func(p *proc, e Effect) bool // a script: true crashes p instead
 	nested  int
 	doneSum int
@@ -438,6 +439,8 @@ func (p *proc) effect(e Effect) {
 				p.step(x)
 			})
 		})
+	case AskWitness:
+		w.askWitness(p, e)
 	case Hold:
 		p.holding, p.holdAt = true, e.Count
 		if p.inBound {

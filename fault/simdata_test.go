@@ -20,7 +20,7 @@ func (p *proc) start(self ID, v View, gs []Group) {
 		}
 	}
 	cfg := Config{Self: self, View: v, Groups: gs, Board: board{p, self},
-		HeartbeatLimit: simHL, BallotTimeout: w.bt, AskTimeout: simAsk, bug: w.bug}
+		HeartbeatLimit: simHL, BallotTimeout: w.bt, AskTimeout: simAsk, bug: w.bug, Witness: w.witness != nil}
 	var es []Effect
 	p.m, es = New(cfg, w.now)
 	w.tr("%v (pid %d, host %d) starts in epoch %d", p.id, p.pid, p.host, v.Epoch)

@@ -321,11 +321,15 @@ func TestMutants(t *testing.T) {
 			for i := range uint64(10_000) {
 				seeds = append(seeds, i+1)
 			}
+			run := simulate
+			if b >= bugWitnessBlind {
+				run = simulateHalves
+			}
 			for i, seed := range seeds {
 				if testing.Short() && i > 1500 {
 					t.Skip("not seen in few schedules")
 				}
-				if w := simulate(seed, b, false); len(w.fails) > 0 {
+				if w := run(seed, b, false); len(w.fails) > 0 {
 					t.Logf("seen by schedule %d: %.150s", seed, w.fails[0])
 					return
 				}
@@ -338,7 +342,9 @@ func TestMutants(t *testing.T) {
 func (b bug) String() string {
 	return [...]string{"none", "commit without a quorum", "ignore what is accepted", "proxy without a second look",
 		"proxy without a first look", "cut from the dead", "cut without word", "words stay open", "reopened early",
-		"accept below the promise", "growth without standing still", "a number twice", "any half is a quorum"}[b]
+		"accept below the promise", "growth without standing still", "a number twice", "any half is a quorum",
+		"witness not looked at", "witness overwritten by a lower ballot", "witness overwritten by an earlier epoch",
+		"lowest half decides alone", "half decides alone", "a promise of the witness is enough", "witness stores"}[b]
 }
 
 // TestReplay runs a schedule twice: the same must happen.
