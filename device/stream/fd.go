@@ -6,16 +6,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Pipe is a connection that is no socket: a simulation's. No method blocks.
+type Pipe interface {
+	Send(b []byte) (int, error) // unix.EAGAIN: no room now
+	Recv(b []byte) (int, error) // unix.EAGAIN: nothing has come; 0, nil: the end
+	CloseWrite()
+	Close()
+}
+
 // fd is a descriptor of ours that several goroutines use: it is closed when the last of them has let go, so its number
 // can not come to mean another file under anybody's hands.
 type fd struct {
 	n    int
+	pipe Pipe         // in its place
 	refs atomic.Int64 // uses, plus closedBit once close was called
 }
 
 const closedBit = 1 << 40
 
-func newFd(n int) *fd { return &fd{n: n} }
+func (f *fd) send(b []byte) (int, error) {
+	if f.pipe != nil {
+		return f.pipe.Send(b)
+	}
+	return send(f.n, b)
+}
+
+func (f *fd) recv(b []byte) (int, error) {
+	if f.pipe != nil {
+		return f.pipe.Recv(b)
+	}
+	return recv(f.n, b)
+}
+
+func (f *fd) closeWrite() {
+	if f.pipe != nil {
+		f.pipe.CloseWrite()
+		return
+	}
+	_ = unix.Shutdown(f.n, unix.SHUT_WR)
+}
+
+func (f *fd) free() {
+	if f.pipe != nil {
+		f.pipe.Close()
+		return
+	}
+	unix.Close(f.n)
+}
 
 // use returns the number, valid until done.
 func (f *fd) use() (int, bool) {
@@ -32,7 +69,7 @@ func (f *fd) use() (int, bool) {
 
 func (f *fd) done() {
 	if f.refs.Add(-1) == closedBit {
-		unix.Close(f.n)
+		f.free()
 	}
 }
 
@@ -44,9 +81,10 @@ func (f *fd) close() {
 			return
 		}
 		if f.refs.CompareAndSwap(r, r+closedBit) {
-			if r == 0 {
-				unix.Close(f.n)
-			} else {
+			switch {
+			case r == 0:
+				f.free()
+			case f.pipe == nil:
 				_ = unix.Shutdown(f.n, unix.SHUT_RDWR)
 			}
 			return

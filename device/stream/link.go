@@ -24,6 +24,7 @@ type Options struct {
 	Sum     bool   // CRC32C over every frame, and none without it accepted
 	Backlog int    // bytes that may wait for the connection (default 8 MiB); twice that may wait for acknowledgement
 	Wake    func() // called, without a lock, when Send left bytes for Poll to write; nil: nobody asks
+	Buffer  int    // bytes for receiving (default: two of the largest frames)
 }
 
 const (
@@ -66,7 +67,10 @@ func New(o Options) *Link {
 		o.Backlog = defaultBacklog
 	}
 	l := &Link{o: o, down: errors.New("not connected yet")}
-	l.rd.sum = o.Sum
+	l.rd.sum, l.rd.size = o.Sum, o.Buffer
+	if l.rd.size <= 0 {
+		l.rd.size = bufSize
+	}
 	return l
 }
 
@@ -78,26 +82,33 @@ var ErrStale = errors.New("another connection was set up meanwhile")
 // but ErrStale means that the exchange can not be continued, and is final.
 func (l *Link) Attach(sock int, peerHas, gen uint64) error {
 	_ = unix.SetNonblock(sock, true)
+	return l.attach(&fd{n: sock}, peerHas, gen)
+}
+
+// AttachPipe is Attach for a connection that is no socket. Fd is of no use then.
+func (l *Link) AttachPipe(p Pipe, peerHas, gen uint64) error { return l.attach(&fd{n: -1, pipe: p}, peerHas, gen) }
+
+func (l *Link) attach(c *fd, peerHas, gen uint64) error {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
 	if l.final != nil {
-		unix.Close(sock)
+		c.free()
 		return l.final
 	}
 	l.rmu.Lock()
 	defer l.rmu.Unlock()
 	if gen != l.gen || l.conn.Load() != nil {
-		unix.Close(sock)
+		c.free()
 		return ErrStale
 	}
 	if !l.q.rewind(peerHas) {
-		unix.Close(sock)
+		c.free()
 		l.fail(fmt.Errorf("%w: %s has frames up to %d, but %d to %d are what can be sent", device.ErrLost, l.o.Peer, peerHas, l.q.acked+1, l.q.seq))
 		return l.final
 	}
 	l.attachN++
 	l.broken, l.down = false, nil
-	l.conn.Store(newFd(sock))
+	l.conn.Store(c)
 	l.flush()
 	return nil
 }
@@ -205,8 +216,7 @@ func (l *Link) flush() {
 		l.pending.Store(false)
 		return
 	}
-	n, ok := c.use()
-	if !ok {
+	if _, ok := c.use(); !ok {
 		return
 	}
 	for {
@@ -215,19 +225,19 @@ func (l *Link) flush() {
 			break
 		}
 		if faultpoint.Enabled && !l.o.Caps.SharesMemory && len(b) > wire.Size {
-			if k, err := send(n, b[:len(b)/2]); err == nil {
+			if k, err := c.send(b[:len(b)/2]); err == nil {
 				l.q.wrote(k)
 				l.out.Add(int64(k))
 				faultpoint.Hit(faultpoint.TCPFrameMid)
 				b = l.q.head()
 			}
 		}
-		k, err := send(n, b)
+		k, err := c.send(b)
 		if err != nil {
 			if err != unix.EAGAIN && err != unix.ENOBUFS {
 				// The receiving side finds out, after it has read what still came.
 				l.broken = true
-				_ = unix.Shutdown(n, unix.SHUT_WR)
+				c.closeWrite()
 			}
 			break
 		}
@@ -277,8 +287,7 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 	if c == nil {
 		return 0, l.finalError()
 	}
-	n, ok := c.use()
-	if !ok {
+	if _, ok := c.use(); !ok {
 		return 0, l.finalError()
 	}
 	if gen != l.rdGen {
@@ -292,7 +301,7 @@ func (l *Link) Poll(fn func(*device.Frame)) (int, error) {
 		if total < rawLimit && len(b) > rawLimit {
 			b = b[:rawLimit]
 		}
-		k, err := recv(n, b)
+		k, err := c.recv(b)
 		if err != nil {
 			if err != unix.EAGAIN {
 				why = fmt.Errorf("receive: %w", err)

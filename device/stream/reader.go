@@ -8,7 +8,7 @@ import (
 	"github.com/serry-project/serry/internal/wire"
 )
 
-// bufSize of a receive buffer: one whole frame of the largest size always fits behind the rest of another.
+// bufSize is that of a receive buffer unless asked for otherwise: one whole frame of the largest size always fits behind the rest of another.
 const bufSize = 2 * (wire.MaxPayload + wire.Size)
 
 // reader cuts a stream of bytes into frames.
@@ -16,6 +16,7 @@ type reader struct {
 	buf  []byte
 	r, w int  // unread bytes are buf[r:w]
 	sum  bool // a frame without a checksum is refused
+	size int  // of buf
 }
 
 func (d *reader) reset() { d.r, d.w = 0, 0 }
@@ -23,12 +24,12 @@ func (d *reader) reset() { d.r, d.w = 0, 0 }
 // room returns where the next bytes belong; never empty after next has said that a frame is incomplete.
 func (d *reader) room() []byte {
 	if d.buf == nil {
-		d.buf = make([]byte, bufSize)
+		d.buf = make([]byte, d.size)
 	}
 	switch {
 	case d.r == d.w:
 		d.r, d.w = 0, 0
-	case len(d.buf)-d.w < bufSize/2:
+	case len(d.buf)-d.w < d.size/2:
 		copy(d.buf, d.buf[d.r:d.w])
 		d.r, d.w = 0, d.w-d.r
 	}

@@ -56,9 +56,29 @@ func (o *Over) Error() string {
 	return fmt.Sprintf("serry: evicted in epoch %d: %s", o.Epoch, o.Why)
 }
 
-// Agent is the mesh.Handler of a process. Make it with New, give it to mesh.Start, then Found or Join.
+// Mesh is what the agent needs of its process: the clock of all times here, a wish that the loop calls Tick soon, and the
+// own board. *mesh.Mesh is one; a simulation has its own.
+type Mesh interface {
+	Now() time.Duration
+	Post()
+	Board() []byte
+}
+
+// Peer is another process, in one incarnation: what *mesh.Peer says of it.
+type Peer interface {
+	Nonce() mesh.Nonce
+	Name() string
+	Send(*device.Frame) error
+	Board() []byte // nil: not of this host
+	Forget()
+}
+
+// Stepper is a Mesh that wants to run others between two accesses to boards: a simulation.
+type Stepper interface{ Step() }
+
+// Agent serves the machine of a process. Make it with New, give its Handler to mesh.Start, then Start it.
 type Agent struct {
-	m    *mesh.Mesh
+	m    Mesh
 	host Host
 	log  *slog.Logger
 
@@ -67,7 +87,7 @@ type Agent struct {
 
 	// The loop's own.
 	machine *fault.Machine
-	peers   map[mesh.Nonce]*mesh.Peer
+	peers   map[mesh.Nonce]Peer
 	ids     map[mesh.Nonce]fault.ID
 	byID    map[fault.ID]mesh.Nonce
 	early   []early // frames that came before the machine was there
@@ -88,7 +108,7 @@ type Agent struct {
 
 // gone is a process that died before a view had it; one that comes later may have it still.
 type gone struct {
-	p  *mesh.Peer
+	p  Peer
 	at time.Duration
 }
 
@@ -100,15 +120,15 @@ const (
 )
 
 type early struct {
-	p *mesh.Peer
+	p Peer
 	f device.Frame
 }
 
 // New makes an agent.
-func New(m *mesh.Mesh, host Host, log *slog.Logger) *Agent {
+func New(m Mesh, host Host, log *slog.Logger) *Agent {
 	return &Agent{
 		m: m, host: host, log: log,
-		peers: map[mesh.Nonce]*mesh.Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
+		peers: map[mesh.Nonce]Peer{}, ids: map[mesh.Nonce]fault.ID{}, byID: map[fault.ID]mesh.Nonce{},
 		died: map[mesh.Nonce]bool{}, silent: map[mesh.Nonce]bool{},
 		strange: map[mesh.Nonce][]device.Frame{}, parts: map[mesh.Nonce][]byte{},
 		keep: maxKept, kept: map[mesh.Nonce]int{},
@@ -137,6 +157,9 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 			return nil
 		})
 		cfg.Board = a.board
+		if s, ok := a.m.(Stepper); ok {
+			cfg.Board = stepped{a.board, s}
+		}
 		m, effs := fault.New(cfg, a.m.Now())
 		a.machine = m
 		ready()
@@ -144,14 +167,14 @@ func (a *Agent) Start(cfg fault.Config, ready func()) {
 			return // too much came before: see keepFrame
 		}
 		a.run(effs)
-		for n := range a.died {
-			if id, ok := a.ids[n]; ok {
-				a.step(fault.Died{ID: id})
+		for _, m := range cfg.View.Members {
+			if a.died[m.Nonce] {
+				a.step(fault.Died{ID: m.ID})
 			}
 		}
-		for n := range a.silent {
-			if id, ok := a.ids[n]; ok {
-				a.step(fault.Silent{ID: id})
+		for _, m := range cfg.View.Members {
+			if a.silent[m.Nonce] {
+				a.step(fault.Silent{ID: m.ID})
 			}
 		}
 		es := a.early
@@ -176,8 +199,8 @@ func (a *Agent) learn(v fault.View) {
 	}
 }
 
-// Frame implements mesh.Handler.
-func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
+// Frame is mesh.Handler's, like Died, Silent, Heard, Linked, Tick and Refused.
+func (a *Agent) Frame(p Peer, f *device.Frame) {
 	if f.Kind == wire.KindControl && f.Total != 0 {
 		if f = a.join(p, f); f == nil {
 			return
@@ -240,7 +263,7 @@ func (a *Agent) Frame(p *mesh.Peer, f *device.Frame) {
 // who has none must end the link, or itself. What honest processes send before they are known are the contributions to the
 // first operations and at most a window of messages. Contributions to other hosts may be of any size, and come as fast as
 // the link takes them; the moment is short, so what comes in it is bounded by the link's speed, not by the group's depth.
-func (a *Agent) keepFrame(p *mesh.Peer, f *device.Frame) (g device.Frame, ok bool) {
+func (a *Agent) keepFrame(p Peer, f *device.Frame) (g device.Frame, ok bool) {
 	n := p.Nonce()
 	if a.kept[n] += len(f.Payload) + frameCost; a.kept[n] > a.keep {
 		return g, false
@@ -251,7 +274,7 @@ func (a *Agent) keepFrame(p *mesh.Peer, f *device.Frame) (g device.Frame, ok boo
 }
 
 // join puts a control message of several frames together; nil: it is not whole yet.
-func (a *Agent) join(p *mesh.Peer, f *device.Frame) *device.Frame {
+func (a *Agent) join(p Peer, f *device.Frame) *device.Frame {
 	b := a.parts[p.Nonce()]
 	if f.Offset == 0 {
 		b = nil
@@ -284,8 +307,8 @@ func (a *Agent) forget(n mesh.Nonce) {
 	delete(a.parts, n)
 }
 
-// Died implements mesh.Handler.
-func (a *Agent) Died(p *mesh.Peer) {
+// Died: see Frame.
+func (a *Agent) Died(p Peer) {
 	a.died[p.Nonce()] = true
 	id, ok := a.ids[p.Nonce()]
 	if !ok {
@@ -296,8 +319,8 @@ func (a *Agent) Died(p *mesh.Peer) {
 	}
 }
 
-// Silent implements mesh.Handler.
-func (a *Agent) Silent(p *mesh.Peer) {
+// Silent: see Frame.
+func (a *Agent) Silent(p Peer) {
 	a.silent[p.Nonce()] = true
 	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
 		a.log.Info("a member of another host is silent", "slot", id.Slot, "inc", id.Inc)
@@ -305,17 +328,17 @@ func (a *Agent) Silent(p *mesh.Peer) {
 	}
 }
 
-// Heard implements mesh.Handler.
-func (a *Agent) Heard(p *mesh.Peer) {
+// Heard: see Frame.
+func (a *Agent) Heard(p Peer) {
 	delete(a.silent, p.Nonce())
 	if id, ok := a.ids[p.Nonce()]; ok && a.machine != nil {
 		a.step(fault.Heard{ID: id})
 	}
 }
 
-// Refused implements mesh.Refuser. A member that lives and does not know us any more has installed a view without us; what
+// Refused: see Frame. A member that lives and does not know us any more has installed a view without us; what
 // it sent to tell us was lost with the connection, because we did not read for so long.
-func (a *Agent) Refused(p *mesh.Peer, why error) {
+func (a *Agent) Refused(p Peer, why error) {
 	id, ok := a.ids[p.Nonce()]
 	if !ok || a.machine == nil || a.over {
 		return
@@ -326,10 +349,10 @@ func (a *Agent) Refused(p *mesh.Peer, why error) {
 	}
 }
 
-// Linked implements mesh.Handler.
-func (a *Agent) Linked(p *mesh.Peer) { a.peers[p.Nonce()] = p }
+// Linked: see Frame.
+func (a *Agent) Linked(p Peer) { a.peers[p.Nonce()] = p }
 
-// Tick implements mesh.Handler.
+// Tick: see Frame.
 func (a *Agent) Tick(now time.Duration) time.Duration {
 	for {
 		a.mu.Lock()

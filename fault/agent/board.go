@@ -5,7 +5,6 @@ import (
 
 	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
-	"github.com/serry-project/serry/mesh"
 )
 
 // board is the vote of this process in its own shared memory, two copies deep, and the reading of others':
@@ -23,7 +22,7 @@ type board struct {
 	of   func(fault.ID) []byte
 }
 
-func newBoard(m *mesh.Mesh, self fault.ID, of func(fault.ID) []byte) *board {
+func newBoard(m Mesh, self fault.ID, of func(fault.ID) []byte) *board {
 	b := &board{own: m.Board(), self: self, of: of}
 	if len(b.own) > 0 {
 		b.seq = host.Word64(b.own, 0).Load()
@@ -132,4 +131,23 @@ func (b *board) Read(id fault.ID) (r fault.Record, ok bool) {
 		return r, true
 	}
 	return r, false
+}
+
+// stepped is a board on which others may run between any two accesses.
+type stepped struct {
+	*board
+	Stepper
+}
+
+// Publish implements fault.Board.
+func (b stepped) Publish(r fault.Record) {
+	b.Step()
+	b.board.Publish(r)
+	b.Step()
+}
+
+// Read implements fault.Board.
+func (b stepped) Read(id fault.ID) (fault.Record, bool) {
+	b.Step()
+	return b.board.Read(id)
 }

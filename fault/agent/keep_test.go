@@ -57,7 +57,7 @@ func start(t testing.TB) *process {
 	p := &process{m: m, o: &owner{over: make(chan *Over, 8)}}
 	p.Agent = New(m, p.o, slog.New(slog.DiscardHandler))
 	p.keep = 1 << 20
-	require.NoError(t, m.Start(p.Agent))
+	require.NoError(t, m.Start(p.Handler()))
 	return p
 }
 
