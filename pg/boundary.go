@@ -134,12 +134,13 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 		if !stand {
 			quiet = false
 		}
-		select {
-		case <-wait:
-		case <-time.After(nagEvery):
+		begin := w.ground.Now()
+		w.ground.Await(ctx, nagEvery, wait)
+		if err := ctx.Err(); err != nil {
+			return Passed{Count: n}, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, err)
+		}
+		if w.ground.Now()-begin >= nagEvery {
 			w.log.Warn("stands in a Boundary for a newcomer: do all members call Boundary at the same places?", "boundary", n)
-		case <-ctx.Done():
-			return Passed{Count: n}, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, ctx.Err())
 		}
 	}
 }
@@ -221,29 +222,30 @@ func (w *World) Leave(ctx context.Context) error {
 		return during("leaving", err)
 	}
 	w.agent.Post(fault.Leave{})
-	select {
-	case <-w.left:
-	case <-ctx.Done():
-		return during("leaving: the others do not agree", ctx.Err())
+	for !isClosed(w.left) {
+		if err := ctx.Err(); err != nil {
+			return during("leaving: the others do not agree", err)
+		}
+		w.ground.Await(ctx, 0, w.left)
 	}
-	time.Sleep(time.Millisecond) // the last frames are on their way
+	w.ground.Await(context.Background(), time.Millisecond) // the last frames are on their way
 	return w.Close()
 }
 
 // acknowledged waits until all members have completed what this process has, in every group.
 func (w *World) acknowledged(ctx context.Context) error {
-	begin := w.mesh.Now()
+	begin := w.ground.Now()
 	for _, g := range w.all() {
 		for d := 100 * time.Microsecond; w.group(g.id) != nil && !g.comm.Finished(); d = min(2*d, 5*time.Millisecond) {
-			if g.comm.Current().Fail != "" && w.mesh.Now()-begin > leaveFailed {
+			if g.comm.Current().Fail != "" && w.ground.Now()-begin > leaveFailed {
 				break
 			}
-			select {
-			case <-time.After(d):
-			case <-w.isOver:
-				return w.overErr()
-			case <-ctx.Done():
-				return fmt.Errorf("not all members have completed what this rank has, up to operation %d of group %x: %w", g.comm.Done(), g.id, ctx.Err())
+			w.ground.Await(ctx, d, w.isOver)
+			if err := w.overErr(); err != nil {
+				return err
+			}
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("not all members have completed what this rank has, up to operation %d of group %x: %w", g.comm.Done(), g.id, err)
 			}
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/serry-project/serry/device/host"
 )
 
 // turns hands a group from one driver to the next. Who drives steps the operations of all callers, and tells each whose
@@ -100,7 +98,7 @@ func (g *Group) acquireIn(d time.Duration) error {
 // await waits for the turn, or for the end of w: then the turn is not taken.
 func (g *Group) await(ctx context.Context, n need, w *Work) (held bool, err error) {
 	for range 10 {
-		host.SchedYield()
+		g.w.ground.Yield()
 		if w != nil && w.done.Load() {
 			return false, nil
 		}
@@ -142,7 +140,7 @@ func (g *Group) wanted(turn *time.Duration) bool {
 	if g.others.Load() == 0 {
 		return false
 	}
-	now := g.w.mesh.Now()
+	now := g.w.ground.Now()
 	if *turn == 0 {
 		*turn = now
 	}
@@ -323,16 +321,22 @@ func (g *Group) progress() {
 			}
 			g.parked.Store(false)
 		}
-		moved := g.advance()
+		moved := g.serve()
 		idle = len(g.queue) == 0
-		if !idle {
-			g.overdue(g.w.mesh.Now(), g.queue[0])
-		}
 		g.release()
 		if !moved && !idle {
 			g.comm.Sleep(time.Millisecond, func() bool { return g.wants.Load() > 0 || g.driver.Load() != 0 })
 		}
 	}
+}
+
+// serve takes what nobody waits for on by a step.
+func (g *Group) serve() (moved bool) {
+	moved = g.advance()
+	if len(g.queue) > 0 {
+		g.overdue(g.w.ground.Now(), g.queue[0])
+	}
+	return moved
 }
 
 // park waits for work; it returns false when the group is over.

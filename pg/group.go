@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/collectives"
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
 )
 
@@ -362,16 +361,16 @@ func (g *Group) abort(reason string) {
 // refused waits, in a group that was aborted here, until that is agreed: so that the error is the same as the others'.
 // Where it is not in time, it returns that of abort.
 func (g *Group) refused(ctx context.Context) error {
-	for begin := g.w.mesh.Now(); !g.comm.Failed(); {
+	for begin := g.w.ground.Now(); !g.comm.Failed(); {
 		switch {
 		case g.w.overErr() != nil || g.closed.Load():
 			return nil // the next step says that
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case g.w.mesh.Now()-begin > g.opts.Timeout:
+		case g.w.ground.Now()-begin > g.opts.Timeout:
 			return g.aborted.Load()
 		}
-		time.Sleep(abortPoll)
+		g.w.ground.Await(ctx, abortPoll)
 	}
 	return nil
 }
@@ -421,10 +420,10 @@ func (g *Group) steps(ctx context.Context, step, done func() bool, w *Work) (hel
 			continue
 		}
 		if g.w.canSpin.Load() && n < spinSteps {
-			host.Spin(1)
+			g.w.ground.Spin()
 			continue
 		}
-		now := g.w.mesh.Now()
+		now := g.w.ground.Now()
 		if since == 0 {
 			since = now
 			g.waiting.epoch.Store(w.op.Ver.Epoch)
@@ -437,7 +436,7 @@ func (g *Group) steps(ctx context.Context, step, done func() bool, w *Work) (hel
 		}
 		g.overdue(now, w)
 		if now-since < yieldFor {
-			host.SchedYield()
+			g.w.ground.Yield()
 			continue
 		}
 		g.wakeOn(ctx)

@@ -87,6 +87,6 @@ func (w *World) tidy() (more bool) {
 // finished tells the loop that an operation of a group with remote members is complete.
 func (g *Group) finished() {
 	if g.comm.Remote() && !g.w.completed.Swap(true) {
-		g.w.mesh.Post()
+		g.w.ground.Post()
 	}
 }

@@ -17,8 +17,6 @@ import (
 	"github.com/serry-project/serry/fault/agent"
 	"github.com/serry-project/serry/mesh"
 	"github.com/serry-project/serry/rendezvous"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // identity is what the first founder writes for all: format (1), size (4), capacity (4), world id (16), key (16), its rank
@@ -69,10 +67,7 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 		decline(st, &cfg, wrong)
 		return nil, wrong
 	}
-	w := &World{
-		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, born: map[uint64]uint64{}, members: map[fault.ID]*mesh.Peer{},
-		left: make(chan struct{}), isOver: make(chan struct{}), events: events{ch: make(chan Event, 256)},
-	}
+	w := newWorld(cfg)
 	fail := func(what string, err error) (*World, error) {
 		if w.mesh != nil {
 			_ = w.mesh.Close()
@@ -113,8 +108,9 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 		return fail("shared memory", err)
 	}
 	w.arena.Locals = w.mesh.Arenas
+	w.ground = machine{w.mesh}
 	w.agent = agent.New(w.mesh, worldHost{w}, cfg.Log)
-	if err := w.mesh.Start(w.agent); err != nil {
+	if err := w.mesh.Start(w.agent.Handler()); err != nil {
 		return fail("starting", err)
 	}
 	done := w.nag(ctx, st, id.size, founds)
@@ -133,6 +129,13 @@ func Join(ctx context.Context, cfg Config) (*World, error) {
 	}
 	w.log.Info("joined", "rank", w.slot, "incarnation", w.inc, "size", w.Size(), "capacity", id.capacity, "epoch", w.Epoch(), "links", w.describe())
 	return w, nil
+}
+
+func newWorld(cfg Config) *World {
+	return &World{
+		cfg: cfg, slot: cfg.Rank, log: cfg.Log, groups: map[uint64]*Group{}, born: map[uint64]uint64{}, members: map[fault.ID]Peer{},
+		left: make(chan struct{}), isOver: make(chan struct{}), events: events{ch: make(chan Event, 256)},
+	}
 }
 
 // nagEvery is how often a Join that takes long says what it waits for.
@@ -306,23 +309,6 @@ func memberOf(slot int, addr []byte) (m fault.Member, err error) {
 	return fault.Member{ID: fault.ID{Slot: slot}, Nonce: fault.Nonce(a.Nonce), Host: h, Addr: addr}, err
 }
 
-// connect links a newcomer to all the others.
-func (w *World) connect(ctx context.Context, ms []fault.Member) error {
-	eg, ectx := errgroup.WithContext(ctx)
-	for _, m := range ms {
-		if m.Nonce == fault.Nonce(w.mesh.Nonce()) {
-			continue
-		}
-		eg.Go(func() error {
-			if _, err := w.mesh.Connect(ectx, m.Addr); err != nil {
-				return fmt.Errorf("rank %d: %w", m.Slot, err)
-			}
-			return nil
-		})
-	}
-	return eg.Wait()
-}
-
 // reach links to those who came in with us, whom nobody could tell us of before. One that cannot be reached for good has
 // ended: the others see that.
 func (w *World) reach(ctx context.Context, ms []fault.Member) {
@@ -358,7 +344,7 @@ func (w *World) share(ctx context.Context, ms []fault.Member) error {
 	}
 	// Of this host are those whose memory we share, whatever their addresses say: others would wait for words in vain.
 	near := func(m fault.Member) *mesh.Peer {
-		if p := w.find(m.Nonce); p != nil && p.Arena() != nil && !p.Dead() {
+		if p := w.mesh.Peer(mesh.Nonce(m.Nonce)); p != nil && p.Arena() != nil && !p.Dead() {
 			return p
 		}
 		return nil
@@ -409,7 +395,8 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 		}
 	}
 	w.arena.Prepare(shapes...) // here, not on the loop: it takes its time
-	res := make(chan error, 1)
+	var err error
+	made := make(chan struct{})
 	w.mu.Lock()
 	w.learn(&view)
 	w.view = view
@@ -417,7 +404,7 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 	w.agent.Start(fault.Config{
 		Self: fault.ID{Slot: w.slot, Inc: w.inc}, View: view, Groups: groups, HeartbeatLimit: w.cfg.HeartbeatLimit,
 	}, func() {
-		var err error
+		defer close(made)
 		for _, fg := range groups {
 			x, ok := opts[fg.ID]
 			if !ok && fg.ID != worldID { // the members have closed it
@@ -431,14 +418,12 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 				break
 			}
 		}
-		res <- err
 	})
-	select {
-	case err := <-res:
+	w.ground.Await(ctx, 0, made)
+	if isClosed(made) {
 		return err
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
 // add makes one of the groups that this process starts with.
@@ -469,13 +454,16 @@ func (w *World) add(fg fault.Group, x groupOptions, view *fault.View) error {
 
 // find is the peer with that nonce, nil if there is none. It counts from when its handshake is done here: the newcomer
 // takes itself for linked then, and a view with it may come before our loop has got the connection.
-func (w *World) find(n fault.Nonce) *mesh.Peer { return w.mesh.Peer(mesh.Nonce(n)) }
+func (w *World) find(n fault.Nonce) Peer { return w.ground.Peer(mesh.Nonce(n)) }
 
 // Close ends this process's membership without a word to the others: to them it is lost. Leave is the polite way.
 func (w *World) Close() error {
 	w.end(fmt.Errorf("%w: the world", ErrClosed))
 	for _, g := range w.Groups() {
 		g.stop()
+	}
+	if w.mesh == nil {
+		return nil
 	}
 	return w.mesh.Close()
 }

@@ -206,7 +206,7 @@ func (g *Group) Send(ctx context.Context, buf Buffer, to int, tag uint32) error 
 	if err != nil {
 		return err
 	}
-	c.begin = g.w.mesh.Now()
+	c.begin = g.w.ground.Now()
 	one := g.p2p.sending[to]
 	select {
 	case one <- struct{}{}:
@@ -236,7 +236,7 @@ func (g *Group) Recv(ctx context.Context, buf Buffer, from int, tag uint32) erro
 	if _, err := g.other("receive from", from); err != nil {
 		return err
 	}
-	c.begin = g.w.mesh.Now()
+	c.begin = g.w.ground.Now()
 	defer c.end()
 	for {
 		epoch, over := g.p2pEpoch()
@@ -287,20 +287,20 @@ func (c *p2pCall) pause(ctx context.Context, ch <-chan struct{}, d time.Duration
 	if err := g.overErr(); err != nil {
 		return during(c.String(), err)
 	}
-	left := g.opts.Timeout - (g.w.mesh.Now() - c.begin)
+	left := g.opts.Timeout - (g.w.ground.Now() - c.begin)
 	if left <= 0 {
 		return during(c.String(), fmt.Errorf("%s in %v: %w", what, g.opts.Timeout, context.DeadlineExceeded))
 	}
 	if c.edge == 0 {
 		c.edge = g.p2p.wait(c.rank, c.tag, c.send)
 	}
-	t := time.NewTimer(min(d, left))
-	defer t.Stop()
-	select {
-	case <-ch:
-	case <-t.C:
-	case <-ctx.Done():
-		return during(c.String(), ctx.Err())
+	if ch == nil {
+		g.w.ground.Await(ctx, min(d, left))
+	} else {
+		g.w.ground.Await(ctx, min(d, left), ch)
+	}
+	if err := ctx.Err(); err != nil {
+		return during(c.String(), err)
 	}
 	return nil
 }

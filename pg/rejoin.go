@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,13 +20,7 @@ import (
 // rejoin asks a living member to be let in, until it is.
 func (w *World) rejoin(ctx context.Context, st rendezvous.Store, id identity, addrs [][]byte) error {
 	w.identity = id
-	answers := make(chan answer, 64)
-	w.agent.Asking(func(from mesh.Nonce, m fault.Msg) {
-		select {
-		case answers <- answer{from, m}:
-		default: // it is asked again
-		}
-	})
+	answers := w.asking()
 	me, err := memberOf(w.cfg.Rank, w.mesh.Addr())
 	if err != nil {
 		return err
@@ -106,56 +101,123 @@ type answer struct {
 	msg  fault.Msg
 }
 
+// answers are those that were not looked at yet.
+type answers struct {
+	mu sync.Mutex
+	q  []answer
+	ch chan struct{}
+}
+
+// asking makes the answers to this newcomer come in.
+func (w *World) asking() *answers {
+	a := &answers{}
+	w.agent.Asking(func(from mesh.Nonce, m fault.Msg) { a.put(answer{from, m}) })
+	return a
+}
+
+func (a *answers) put(x answer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.q) >= 64 {
+		return // it is asked again
+	}
+	a.q = append(a.q, x)
+	if a.ch != nil {
+		close(a.ch)
+		a.ch = nil
+	}
+}
+
+// take returns the next one, or a channel that is closed when there is one.
+func (a *answers) take() (x answer, ok bool, wait <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.q) > 0 {
+		x, a.q = a.q[0], a.q[1:]
+		return x, true, nil
+	}
+	if a.ch == nil {
+		a.ch = make(chan struct{})
+	}
+	return x, false, a.ch
+}
+
+// next waits for the next one until ctx is over or the time has come; ok false: none came.
+func (w *World) next(ctx context.Context, a *answers, until time.Duration) (x answer, ok bool) {
+	for {
+		x, ok, wait := a.take()
+		left := until - w.ground.Now()
+		if ok || ctx.Err() != nil || left <= 0 {
+			return x, ok
+		}
+		w.ground.Await(ctx, left, wait)
+	}
+}
+
+// askEvery is how often a newcomer asks again.
+const askEvery = 50 * time.Millisecond
+
 type refused struct{ why string }
 
 func (r *refused) Error() string { return "refused: " + r.why }
 
 // ask asks one member until it answers for good or not at all. Who is in the view by now, we link to first.
-func (w *World) ask(ctx context.Context, p *mesh.Peer, me fault.Member, answers chan answer) (*fault.Welcome, error) {
+func (w *World) ask(ctx context.Context, p Peer, me fault.Member, answers *answers) (*fault.Welcome, error) {
 	epoch := uint64(0)
 	silent := 0
 	for {
 		w.agent.SendTo(p.Nonce(), fault.Join{Member: me, Epoch: epoch})
-		t := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return nil, ctx.Err()
-		case <-t.C:
+		a, ok := w.next(ctx, answers, w.ground.Now()+askEvery)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if !ok {
 			if silent++; silent > 1 && p.Dead() {
 				return nil, fmt.Errorf("%s does not answer", p.Name())
 			}
 			if silent > 200 {
 				return nil, fmt.Errorf("%s has not admitted this process in 10 s: do the members call Boundary?", p.Name())
 			}
-		case m := <-answers:
-			t.Stop()
-			switch m := m.msg.(type) {
-			case fault.Welcome:
-				return &m, nil
-			case fault.Refused:
-				return nil, &refused{m.Reason}
-			case fault.Stale:
-				cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-				err := w.connect(cctx, m.View.Members)
-				cancel()
-				if err != nil {
-					return nil, fmt.Errorf("linking to the members of epoch %d: %w", m.View.Epoch, err)
-				}
-				epoch = m.View.Epoch
+			continue
+		}
+		switch m := a.msg.(type) {
+		case fault.Welcome:
+			return &m, nil
+		case fault.Refused:
+			return nil, &refused{m.Reason}
+		case fault.Stale:
+			cctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			err := w.ground.Link(cctx, m.View.Members)
+			cancel()
+			if err != nil {
+				return nil, fmt.Errorf("linking to the members of epoch %d: %w", m.View.Epoch, err)
 			}
+			epoch = m.View.Epoch
 		}
 	}
 }
 
 // enter makes us the member that the welcome says we are.
-func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome, me fault.Member, answers chan answer) error {
+func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome, me fault.Member, answers *answers) error {
 	faultpoint.Hit(faultpoint.JoinWelcome)
 	w.slot, w.inc = m.Self.Slot, m.Self.Inc
 	w.reach(ctx, m.View.Members)
 	if err := w.share(ctx, m.View.Members); err != nil {
 		return err
 	}
+	if err := w.become(ctx, m, me, answers); err != nil {
+		return err
+	}
+	if st != nil { // we are a member: that the next newcomer does not find us there is no reason to die
+		if err := st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr()); err != nil {
+			w.log.Warn("the rendezvous does not take this process's address: newcomers find other members", "err", err)
+		}
+	}
+	return nil
+}
+
+// become makes us the member, once we are linked to the others and have the words of the host.
+func (w *World) become(ctx context.Context, m *fault.Welcome, me fault.Member, answers *answers) error {
 	opts, user, err := decodeAttach(m.Attach)
 	if err == nil {
 		err = w.askOptions(ctx, m, me, opts, answers)
@@ -176,17 +238,12 @@ func (w *World) enter(ctx context.Context, st rendezvous.Store, m *fault.Welcome
 	for _, g := range w.all() {
 		w.standing[g.id] = g.comm.Done()
 	}
-	if st != nil { // we are a member: that the next newcomer does not find us there is no reason to die
-		if err := st.Set(ctx, fmt.Sprintf("rank/%d", w.slot), w.mesh.Addr()); err != nil {
-			w.log.Warn("the rendezvous does not take this process's address: newcomers find other members", "err", err)
-		}
-	}
 	return nil
 }
 
 // askOptions completes opts: who let us in knows only its own groups. A group of which no living member knows any more was
 // closed, or has ended with its last member.
-func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Member, opts map[uint64]groupOptions, answers chan answer) error {
+func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Member, opts map[uint64]groupOptions, answers *answers) error {
 	answered := map[mesh.Nonce]bool{}
 	for {
 		ask := map[mesh.Nonce]bool{}
@@ -203,34 +260,33 @@ func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Membe
 		if len(ask) == 0 {
 			return nil
 		}
-		for n := range ask {
-			w.agent.SendTo(n, fault.Join{Member: me, Epoch: m.View.Epoch})
-		}
-		again := time.NewTimer(50 * time.Millisecond)
-		for waiting := true; waiting && len(ask) > 0; {
-			select {
-			case <-ctx.Done():
-				again.Stop()
-				return ctx.Err()
-			case <-again.C:
-				waiting = false
-			case a := <-answers:
-				wel, ok := a.msg.(fault.Welcome)
-				if !ok {
-					continue
-				}
-				more, _, err := decodeAttach(wel.Attach)
-				if err != nil {
-					return err
-				}
-				for id, o := range more {
-					opts[id] = o
-				}
-				answered[a.from] = true
-				delete(ask, a.from)
+		for _, x := range m.View.Members {
+			if ask[x.Nonce] {
+				w.agent.SendTo(x.Nonce, fault.Join{Member: me, Epoch: m.View.Epoch})
 			}
 		}
-		again.Stop()
+		for until := w.ground.Now() + askEvery; len(ask) > 0; {
+			a, ok := w.next(ctx, answers, until)
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			wel, ok := a.msg.(fault.Welcome)
+			if !ok {
+				continue
+			}
+			more, _, err := decodeAttach(wel.Attach)
+			if err != nil {
+				return err
+			}
+			for id, o := range more {
+				opts[id] = o
+			}
+			answered[a.from] = true
+			delete(ask, a.from)
+		}
 	}
 }
 

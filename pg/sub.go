@@ -235,23 +235,36 @@ func (g *Group) create(ctx context.Context, b birth, slots []int, opts Options, 
 		w.replay(n)
 	})
 	var end error
-	select {
-	case <-ch:
-	case <-time.After(10 * time.Second):
-		end = fmt.Errorf("the loop does not answer in 10 s")
-	case <-w.isOver:
-		end = w.overErr()
-	case <-ctx.Done():
-		end = ctx.Err()
+	if w.ground.Await(ctx, loopAnswers, ch, w.isOver); !isClosed(ch) {
+		if end = w.overErr(); end == nil {
+			end = ctx.Err()
+		}
+		if end == nil {
+			end = fmt.Errorf("the loop does not answer in %v", loopAnswers)
+		}
 	}
 	if end != nil && state.CompareAndSwap(0, 2) {
 		return nil, during(fmt.Sprintf("new group %x", b.id), end)
 	}
-	<-ch
+	for !isClosed(ch) {
+		w.ground.Await(context.Background(), 0, ch)
+	}
 	if err != nil {
 		return nil, during(fmt.Sprintf("new group %x", b.id), err)
 	}
 	return n, nil
+}
+
+// loopAnswers is how long the loop may take to make a group.
+const loopAnswers = 10 * time.Second
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // makeGroup is newGroup. If there is no room, that may be because groups that all have closed were not yet forgotten.
@@ -314,11 +327,11 @@ func (g *Group) Close(ctx context.Context) error {
 	g.retired.Store(true)
 	g.w.agent.Do(func() {
 		g.comm.Tell()
-		g.w.tidyAt = g.w.mesh.Now()
+		g.w.tidyAt = g.w.ground.Now()
 	})
 	if err == nil && g.comm.Remote() { // so that a group made next finds its memory free
-		for end := time.Now().Add(closeWait); !g.comm.Finished() && ctx.Err() == nil && time.Now().Before(end); {
-			time.Sleep(200 * time.Microsecond)
+		for end := g.w.ground.Now() + closeWait; !g.comm.Finished() && ctx.Err() == nil && g.w.ground.Now() < end; {
+			g.w.ground.Await(ctx, 200*time.Microsecond)
 		}
 	}
 	return err

@@ -329,7 +329,7 @@ func (g *Group) credit(rank int) {
 			in.due = in.due || in.inc == inc
 			p.mu.Unlock()
 			if !g.w.owes.Swap(true) {
-				g.w.mesh.Post()
+				g.w.ground.Post()
 			}
 		}
 	}

@@ -138,7 +138,7 @@ func (g *Group) Start(call *collectives.Call) (*Work, error) {
 	}
 	w.kind, w.seq = call.Kind, w.op.Seq // what its op says may end with it
 	g.advance()
-	g.progressOnce.Do(func() { go g.progress() })
+	g.progressOnce.Do(func() { g.w.ground.Go(g.progress) })
 	poke(g.worker)
 	return w, nil
 }

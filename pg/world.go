@@ -12,7 +12,6 @@ import (
 
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/device"
-	"github.com/serry-project/serry/device/host"
 	"github.com/serry-project/serry/fault"
 	"github.com/serry-project/serry/fault/agent"
 	"github.com/serry-project/serry/internal/wire"
@@ -31,7 +30,8 @@ type World struct {
 	cfg      Config
 	slot     int
 	inc      uint32
-	mesh     *mesh.Mesh
+	ground   Ground
+	mesh     *mesh.Mesh // nil in a simulation
 	agent    *agent.Agent
 	arena    *collectives.Arena
 	words    []byte
@@ -49,8 +49,8 @@ type World struct {
 	born    map[uint64]uint64 // by group
 	clock   uint64
 	view    fault.View
-	members map[fault.ID]*mesh.Peer // also of earlier views
-	past    []fault.Install         // the last of them, oldest first
+	members map[fault.ID]Peer // also of earlier views
+	past    []fault.Install   // the last of them, oldest first
 	over    atomic.Pointer[error]
 	isOver  chan struct{} // closed when it is
 	left    chan struct{}
@@ -167,8 +167,8 @@ func (w *World) all() []*Group {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	gs := make([]*Group, 0, len(w.groups))
-	for _, g := range w.groups {
-		gs = append(gs, g)
+	for _, id := range w.order { // a map's order would be another each time, which a simulation could not run again
+		gs = append(gs, w.groups[id])
 	}
 	return gs
 }
@@ -210,7 +210,7 @@ func (w *World) group(id uint64) *Group {
 func (w *World) member(rank int, id fault.ID) collectives.Member {
 	m := collectives.Member{Rank: rank, Slot: id.Slot, Inc: id.Inc}
 	if id.Slot == w.slot && id.Inc == w.inc {
-		m.Arena = w.mesh.Arena()
+		m.Arena = w.ground.Arena()
 		return m
 	}
 	if p := w.members[id]; p != nil {
@@ -238,7 +238,7 @@ func (w *World) membersOf(slots []int, v *fault.View) (ms []collectives.Member) 
 func (w *World) learn(v *fault.View) {
 	local := 0
 	for _, m := range v.Members {
-		if m.Host == w.mesh.Host() {
+		if m.Host == w.ground.Host() {
 			local++
 		}
 		if w.members[m.ID] == nil {
@@ -247,7 +247,7 @@ func (w *World) learn(v *fault.View) {
 			}
 		}
 	}
-	w.canSpin.Store(local <= host.Cores())
+	w.canSpin.Store(local <= w.ground.Cores())
 }
 
 // host is the World as the agent sees it; its methods run on the loop thread.
@@ -282,7 +282,7 @@ func (h worldHost) Close(epoch uint64, groups []uint64) (ds []fault.GroupDone) {
 	return ds
 }
 
-func (w *World) peerOf(id fault.ID) *mesh.Peer {
+func (w *World) peerOf(id fault.ID) Peer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.members[id]
@@ -322,7 +322,8 @@ func (h worldHost) Install(in fault.Install) {
 			steps = append(steps, step{g, c, w.membersOf(g.slots, &in.View)})
 		}
 	}
-	for _, g := range w.groups {
+	for _, id := range w.order {
+		g := w.groups[id]
 		if c, ms := g.remaining(&in); ms != nil {
 			steps = append(steps, step{g, c, ms})
 		}
@@ -331,7 +332,7 @@ func (h worldHost) Install(in fault.Install) {
 		delete(w.members, m.ID)
 	}
 	w.mu.Unlock()
-	for id := range w.without {
+	for _, id := range slices.Sorted(maps.Keys(w.without)) {
 		if failsIn(&in, id) {
 			delete(w.without, id)
 			w.agent.Post(fault.Dropped{Group: id})
@@ -342,7 +343,7 @@ func (h worldHost) Install(in fault.Install) {
 		s.g.p2p.wake()
 	}
 	w.Group.size.Store(int64(in.View.Size))
-	w.tidyAt = w.mesh.Now() + 100*time.Millisecond
+	w.tidyAt = w.ground.Now() + 100*time.Millisecond
 	e := Event{Epoch: in.View.Epoch, Why: in.Why, At: time.Now()}
 	for _, m := range in.View.Members {
 		e.Active.Add(m.Slot)
