@@ -1,61 +1,99 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"runtime"
-	"syscall"
-	"testing"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-// Host is a network namespace: processes in different ones share neither abstract sockets nor, so, memory. It ends with
-// the last process in it, and with the test.
-type Host struct {
-	IP string
-	ns netns.NsHandle
+// Network is hosts that are joined by a switch. It takes the rights of root.
+type Network struct {
+	Hosts []*Host
+	sw    netns.NsHandle
 }
 
-// Hosts makes n network namespaces, each joined with the first by a pair of virtual interfaces. Host i reaches host 0
-// only, unless n is 2. Without the rights the test is skipped.
-func Hosts(t testing.TB, n int) []*Host {
-	t.Helper()
-	hosts := make([]*Host, n)
-	for i := range hosts {
-		ns, err := newNetns()
+// Host is a network namespace: processes in different ones share neither abstract sockets nor, so, memory. It ends with
+// the last process in it, once the Network is closed.
+type Host struct {
+	IP   string
+	ns   netns.NsHandle
+	mac  net.HardwareAddr
+	name string // of its end of the cable, in its namespace
+
+	once sync.Once
+}
+
+// NewNetwork makes n hosts, each with a cable to a switch in a namespace of its own, so that each reaches each.
+func NewNetwork(n int) (_ *Network, err error) {
+	if n < 1 || n > 250 {
+		return nil, fmt.Errorf("harness: a network of %d hosts: from 1 to 250 can be", n)
+	}
+	w := &Network{sw: netns.None()}
+	defer func() {
 		if err != nil {
-			t.Skipf("no network namespace can be made: %v", err)
+			w.Close()
+			err = fmt.Errorf("harness: no network of namespaces can be made here (it takes root): %w", err)
 		}
-		t.Cleanup(func() { _ = ns.Close() })
-		hosts[i] = &Host{ns: ns}
-		h, err := netlink.NewHandleAt(ns)
-		if err != nil {
-			t.Skipf("netlink: %v", err)
+	}()
+	if w.sw, err = newNetns(); err != nil {
+		return nil, err
+	}
+	in, err := netlink.NewHandleAt(w.sw)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "switch"
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := in.LinkAdd(bridge); err != nil {
+		return nil, fmt.Errorf("a bridge: %w", err)
+	}
+	if err := in.LinkSetUp(bridge); err != nil {
+		return nil, err
+	}
+	for i := range n {
+		h := &Host{ns: netns.None(), IP: net.IPv4(10, 99, 0, byte(i+1)).String(), name: "serry0"}
+		w.Hosts = append(w.Hosts, h)
+		if h.ns, err = newNetns(); err != nil {
+			return nil, err
 		}
-		lo, err := h.LinkByName("lo")
-		if err == nil {
-			err = h.LinkSetUp(lo)
+		if err := h.join(in, bridge, i); err != nil {
+			return nil, fmt.Errorf("host %d: %w", i, err)
 		}
+	}
+	return w, nil
+}
+
+// Close gives up the namespaces. Those in which processes run end with them.
+func (w *Network) Close() {
+	for _, h := range w.Hosts {
 		h.Close()
-		if err != nil {
-			t.Skipf("loopback of a network namespace: %v", err)
-		}
 	}
-	for i := 1; i < n; i++ {
-		if err := join(hosts[0], hosts[i], i); err != nil {
-			t.Skipf("joining two network namespaces: %v", err)
-		}
+	if w.sw.IsOpen() {
+		_ = w.sw.Close()
 	}
-	return hosts
+}
+
+// Close gives up the namespace of one host, which ends with the last process in it.
+func (h *Host) Close() {
+	h.once.Do(func() {
+		if h.ns.IsOpen() {
+			_ = h.ns.Close()
+		}
+	})
 }
 
 // newNetns makes a namespace on a thread that ends afterwards.
 func newNetns() (ns netns.NsHandle, err error) {
+	ns = netns.None()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -68,101 +106,90 @@ func newNetns() (ns netns.NsHandle, err error) {
 	return ns, err
 }
 
-func join(a, b *Host, i int) error {
-	ha, err := netlink.NewHandleAt(a.ns)
+// join lays the cable.
+func (h *Host) join(in *netlink.Handle, bridge netlink.Link, i int) error {
+	mine, err := netlink.NewHandleAt(h.ns)
 	if err != nil {
 		return err
 	}
-	defer ha.Close()
-	hb, err := netlink.NewHandleAt(b.ns)
-	if err != nil {
-		return err
-	}
-	defer hb.Close()
-	names := [2]string{fmt.Sprintf("serry%da", i), fmt.Sprintf("serry%db", i)}
-	if err := ha.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: names[0]}, PeerName: names[1]}); err != nil {
-		return err
-	}
-	peer, err := ha.LinkByName(names[1])
+	defer mine.Close()
+	lo, err := mine.LinkByName("lo")
 	if err == nil {
-		err = ha.LinkSetNsFd(peer, int(b.ns))
+		err = mine.LinkSetUp(lo)
 	}
 	if err != nil {
 		return err
 	}
-	for k, h := range []*netlink.Handle{ha, hb} {
-		l, err := h.LinkByName(names[k])
-		if err != nil {
-			return err
-		}
-		ip := net.IPv4(10, 99, byte(i), byte(k+1))
-		if err := h.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(24, 32)}}); err != nil {
-			return err
-		}
-		if err := h.LinkSetUp(l); err != nil {
-			return err
-		}
-		if host := []*Host{a, b}[k]; host.IP == "" {
-			host.IP = ip.String()
-		}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = fmt.Sprintf("port%d", i)
+	attrs.MasterIndex = bridge.Attrs().Index
+	port := &netlink.Veth{LinkAttrs: attrs, PeerName: h.name, PeerNamespace: netlink.NsFd(h.ns)}
+	if err := in.LinkAdd(port); err != nil {
+		return fmt.Errorf("a pair of virtual interfaces: %w", err)
 	}
-	return nil
+	l, err := mine.LinkByName(h.name)
+	if err != nil {
+		return err
+	}
+	h.mac = l.Attrs().HardwareAddr
+	ip, mask := net.ParseIP(h.IP), net.CIDRMask(24, 32)
+	if err := mine.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: mask}}); err != nil {
+		return err
+	}
+	return errors.Join(mine.LinkSetUp(l), in.LinkSetUp(port))
 }
 
 // In makes a process run on this host.
-func (h *Host) In() Option {
-	return func(c *exec.Cmd) {
-		c.Env = append(c.Env, fmt.Sprintf("%s=/proc/%d/fd/%d", netnsEnv, os.Getpid(), int(h.ns)))
-	}
+func (h *Host) In() Option { return func(c *exec.Cmd) { places.Store(c, h) } }
+
+// start starts the command from a thread in the namespace, which its process inherits.
+func (h *Host) start(cmd *exec.Cmd) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err = netns.Set(h.ns); err == nil {
+			err = cmd.Start()
+		}
+	}()
+	<-done
+	return err
 }
 
-// Cut takes the way between this host and the others down or up.
-func (h *Host) Cut(down bool) error {
+// with runs f on the host's end of its cable.
+func (h *Host) with(f func(n *netlink.Handle, l netlink.Link) error) error {
 	n, err := netlink.NewHandleAt(h.ns)
 	if err != nil {
 		return err
 	}
 	defer n.Close()
-	links, err := n.LinkList()
+	l, err := n.LinkByName(h.name)
 	if err != nil {
 		return err
 	}
-	for _, l := range links {
-		if l.Type() != "veth" {
-			continue
-		}
-		if down {
-			err = n.LinkSetDown(l)
-		} else {
-			err = n.LinkSetUp(l)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return f(n, l)
 }
 
-// enterNetns starts this process again in the namespace that it was told to run in.
-func enterNetns() {
-	path := os.Getenv(netnsEnv)
-	if path == "" {
-		return
-	}
-	runtime.LockOSThread() // the namespace is the thread's, and exec keeps that of the thread which calls it
-	ns, err := netns.GetFromPath(path)
-	if err == nil {
-		err = netns.Set(ns)
-	}
-	if err == nil {
-		var env []string
-		for _, e := range os.Environ() {
-			if len(e) <= len(netnsEnv) || e[:len(netnsEnv)+1] != netnsEnv+"=" {
-				env = append(env, e)
-			}
+// Cut takes the way between this host and the others down or up.
+func (h *Host) Cut(down bool) error {
+	return h.with(func(n *netlink.Handle, l netlink.Link) error {
+		if down {
+			return n.LinkSetDown(l)
 		}
-		err = syscall.Exec("/proc/self/exe", os.Args, env)
-	}
-	fmt.Fprintf(os.Stderr, "harness: entering %s: %v\n", path, err)
-	os.Exit(2)
+		return n.LinkSetUp(l)
+	})
+}
+
+// nobody is a hardware address that no host has.
+var nobody = net.HardwareAddr{0x02, 0x5e, 0x44, 0, 0, 1}
+
+// CutTo makes what this host sends to another vanish, or not any more. What that one sends still arrives here.
+func (h *Host) CutTo(other *Host, down bool) error {
+	return h.with(func(n *netlink.Handle, l netlink.Link) error {
+		to := &netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(other.IP), State: netlink.NUD_PERMANENT, HardwareAddr: nobody}
+		if !down {
+			to.HardwareAddr = other.mac
+		}
+		return n.NeighSet(to)
+	})
 }

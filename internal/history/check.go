@@ -153,6 +153,7 @@ func (c *Checker) collectViews() {
 			c.violate("P3", []Ref{w.ref, v.ref}, "who was lost in epoch %d differs: %s, and %s at %s", v.epoch, text(w.lost), text(v.lost), c.who(v.ref.Proc))
 		}
 		w.lost = w.lost.Or(v.lost)
+		w.size = max(w.size, v.size)
 		w.at = min(w.at, v.at)
 	}
 	c.views = c.views[:n]
@@ -231,7 +232,7 @@ func (c *Checker) checkViews() {
 			continue
 		}
 		prev := &c.views[i-1]
-		if v.size < prev.size || v.size > prev.size && v.set.Minus(prev.set) == (Set{}) {
+		if v.size != 0 && prev.size != 0 && (v.size < prev.size || v.size > prev.size && v.set.Minus(prev.set) == (Set{})) {
 			c.violate("P9", []Ref{prev.ref, v.ref}, "the size is %d in epoch %d and %d in epoch %d", prev.size, prev.epoch, v.size, v.epoch)
 		}
 		if gone := prev.set.Minus(v.set); gone != v.lost.And(prev.set) && v.lost != (Set{}) {

@@ -93,7 +93,7 @@ type Event struct {
 	Peer    int16  // of Send and Recv: the other's slot
 	Inc     uint32 // of Joined
 	N       uint32 // of Send and Recv: messages that went; of Joined and Boundary: its number
-	Size    uint32 // of View: ranks of the world
+	Size    uint32 // of View: ranks of the world, 0 if that was not told
 	Group   uint64
 	Call    uint64 // the operation's place in the program: rising, and alike on all members
 	Seq     uint64

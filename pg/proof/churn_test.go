@@ -3,7 +3,6 @@ package proof
 import (
 	"fmt"
 	"math/rand/v2"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +30,7 @@ func TestChurn(t *testing.T) {
 			for r := range founders {
 				w.start(r, nil)
 			}
-			for _, p := range w.procs {
+			for _, p := range w.Live {
 				_, err := p.Line("begins", 30*time.Second)
 				require.NoError(t, err)
 			}
@@ -41,19 +40,19 @@ func TestChurn(t *testing.T) {
 					victims = append(victims, (victims[0]+1+rnd.IntN(founders-1))%founders)
 				}
 				for _, v := range victims {
-					w.procs[v].Signal(syscall.SIGKILL)
+					w.Kill(w.Live[v])
 				}
 				time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
 				for _, v := range victims {
 					w.start(v, func(a *rankArgs) { a.Rejoin = true })
 				}
 				for _, v := range victims {
-					_, err := w.procs[v].Line("begins", 30*time.Second)
+					_, err := w.Live[v].Line("begins", 30*time.Second)
 					require.NoError(t, err)
 				}
 				time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
 			}
-			_, count := w.finish()
+			count := w.finish()
 			t.Log(count)
 		})
 	}

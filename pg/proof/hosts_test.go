@@ -3,19 +3,22 @@ package proof
 import (
 	"fmt"
 	"math/rand/v2"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/serry-project/serry/internal/harness"
+	"github.com/serry-project/serry/internal/history"
 	"github.com/serry-project/serry/pg"
 
 	"github.com/stretchr/testify/require"
 )
 
+// hostOf is where a rank is.
+func hostOf(rank int) int { return rank / 2 }
+
 // hosted puts ranks 0 and 1 on one host and 2 and 3 on another.
 func hosted(hosts []*harness.Host) (where func(rank int) *harness.Host, opts func(rank int) []harness.Option) {
-	where = func(rank int) *harness.Host { return hosts[rank/2] }
+	where = func(rank int) *harness.Host { return hosts[hostOf(rank)] }
 	return where, func(rank int) []harness.Option { return []harness.Option{where(rank).In()} }
 }
 
@@ -24,7 +27,8 @@ func twoHosts(t *testing.T, args rankArgs) (*world, []*harness.Host) {
 	w := newWorld(t, args)
 	where, opts := hosted(hosts)
 	w.opts = opts
-	w.edit = func(a *rankArgs) { a.Listen = where(a.Rank).IP }
+	w.Host = hostOf
+	w.Edit = func(a *rankArgs) { a.Listen = where(a.Rank).IP }
 	return w, hosts
 }
 
@@ -40,13 +44,13 @@ func TestTwoHosts(t *testing.T) {
 				for r := range founders {
 					w.start(r, nil)
 				}
-				_, err := w.procs[0].Line("joined", 20*time.Second)
+				_, err := w.Live[0].Line("joined", 20*time.Second)
 				require.NoError(t, err)
 				time.Sleep(at)
-				w.procs[victim].Signal(syscall.SIGKILL)
-				_, _ = w.procs[victim].Wait(5 * time.Second)
+				w.Kill(w.Live[victim])
+				_, _ = w.Live[victim].Wait(5 * time.Second)
 				time.Sleep(100 * time.Millisecond)
-				_, count := w.finish(victim)
+				count := w.finish(victim)
 				t.Log(at, count)
 			})
 		}
@@ -66,20 +70,24 @@ func TestHostIsLost(t *testing.T) {
 				for r := range founders {
 					w.start(r, nil)
 				}
-				for _, p := range w.procs {
+				for _, p := range w.Live {
 					_, err := p.Line("step 10", 20*time.Second)
 					require.NoError(t, err)
 				}
 				began := time.Now()
 				if cut {
+					for _, r := range []int{2, 3} {
+						w.Deed(w.Live[r], history.Cut, true)
+						w.Deed(w.Live[r], history.Minority, false)
+					}
 					require.NoError(t, hosts[lost].Cut(true))
 				} else {
-					w.procs[2*lost].Signal(syscall.SIGKILL)
-					w.procs[2*lost+1].Signal(syscall.SIGKILL)
+					w.Kill(w.Live[2*lost])
+					w.Kill(w.Live[2*lost+1])
 				}
 				if cut { // the half without rank 0
 					for _, r := range []int{2, 3} {
-						line, err := w.procs[r].Line("over ", 15*time.Second)
+						line, err := w.Live[r].Line("over ", 15*time.Second)
 						require.NoError(t, err)
 						require.Contains(t, line, "no quorum")
 					}
@@ -87,13 +95,13 @@ func TestHostIsLost(t *testing.T) {
 				}
 				for _, r := range []int{0, 1} {
 					for _, gone := range []string{"lost=2", "lost=3"} {
-						_, err := w.procs[r].Line(gone, 15*time.Second)
+						_, err := w.Live[r].Line(gone, 15*time.Second)
 						require.NoError(t, err)
 					}
 				}
 				t.Log("the others go on after", time.Since(began))
 				time.Sleep(20 * time.Millisecond)
-				_, count := w.finish(2, 3)
+				count := w.finish(2, 3)
 				t.Log(count)
 			})
 		}

@@ -38,7 +38,7 @@ func (st *stage) world(t testing.TB, args rankArgs) *world {
 	w := newWorld(t, args)
 	w.opts = st.opts
 	if st.listen != nil {
-		w.edit = func(a *rankArgs) { a.Listen = st.listen(a.Rank) }
+		w.Edit, w.Host = func(a *rankArgs) { a.Listen = st.listen(a.Rank) }, hostOf
 	}
 	return w
 }
@@ -50,26 +50,19 @@ func oneHost(t testing.TB) (shm, tcp *stage) {
 
 // cannot says why a rank never comes to a point with these links; empty: it must.
 func cannot(point string, st *stage) string {
-	switch point {
-	case faultpoint.EPDispatchEncode, faultpoint.EPDispatchWait, faultpoint.EPCombineEncode, faultpoint.EPCombineWait:
-		return "it is in package ep, whose own tests kill there"
-	case faultpoint.TCPFrameMid:
-		if st.name == "shm" {
-			return "with shared memory no frame has a payload that is sent in two"
-		}
+	if point == faultpoint.TCPFrameMid && st.name == "shm" {
+		return "with shared memory no frame has a payload that is sent in two"
 	}
 	return ""
 }
 
-// calmSteps is how far the program runs without a death, to see how often each rank comes to each point.
-const calmSteps = 10
-
+// calm lets the program run without a death, to see how often each rank comes to each point.
 func calm(t testing.TB, seed uint64, st *stage) (hits [founders]map[string]int) {
 	w := st.world(t, rankArgs{Mode: pg.Raise, Seed: seed})
 	for r := range founders {
 		w.start(r, nil)
 	}
-	for r, p := range w.procs {
+	for r, p := range w.Live {
 		line, err := p.Line("hits ", 20*time.Second)
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal([]byte(line), &hits[r]))
@@ -197,8 +190,8 @@ func matrix(t *testing.T, stages ...*stage) {
 	}
 	t.Log(ran, "cases, deaths:", deaths, sum)
 	if *only == "" && !testing.Short() {
-		require.Positive(t, sum["send lost"], "nobody sent to the dead")
-		require.Positive(t, sum["recv lost"], "nobody received from the dead")
+		require.Positive(t, sum["send rank_lost"], "nobody sent to the dead")
+		require.Positive(t, sum["recv rank_lost"], "nobody received from the dead")
 	}
 }
 

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/serry-project/serry/internal/chaos"
 	"github.com/serry-project/serry/internal/faultpoint"
 	"github.com/serry-project/serry/internal/harness"
 	"github.com/serry-project/serry/pg"
@@ -104,15 +104,15 @@ func (d dying) run(t testing.TB, seed uint64) (fired bool, count map[string]int)
 			}
 		})
 	}
-	dies := func(p *harness.Proc) {
+	dies := func(p *chaos.Member) {
 		_, err := p.Wait(20 * time.Second)
 		require.ErrorContains(t, err, "signal: killed", "%v: %s", d, p.Name)
 	}
 	for _, r := range d.first {
-		dies(w.procs[r])
+		dies(w.Live[r])
 	}
 	if d.joins {
-		dies(w.procs[3])
+		dies(w.Live[3])
 		p := w.start(3, func(a *rankArgs) {
 			a.Rejoin = true
 			if d.joiner {
@@ -130,16 +130,16 @@ func (d dying) run(t testing.TB, seed uint64) (fired bool, count map[string]int)
 	switch {
 	case d.joiner:
 	case d.mayMiss():
-		_, err := w.procs[d.victim].Wait(5 * time.Second)
+		_, err := w.Live[d.victim].Wait(5 * time.Second)
 		if fired = err != nil && strings.Contains(err.Error(), "signal: killed"); fired {
 			dead = append(dead, d.victim)
 		}
 	default:
-		dies(w.procs[d.victim])
+		dies(w.Live[d.victim])
 		dead = append(dead, d.victim)
 	}
 	time.Sleep(30 * time.Millisecond)
-	_, count = w.finish(dead...)
+	count = w.finish(dead...)
 	return fired, count
 }
 
@@ -157,28 +157,23 @@ func (d dying) runStopped(t testing.TB, seed uint64) (count map[string]int) {
 			}
 		})
 	}
-	victim := w.procs[d.victim]
-	stopped := func() bool {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", victim.Pid()))
-		require.NoError(t, err, "%v", victim.Lines())
-		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-		return f[0] == "T"
-	}
+	victim := w.Live[d.victim]
+	stopped := func() bool { return victim.State() == "T" }
 	for end := time.Now().Add(30 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "the victim did not come to the point")
 	}
-	other := w.procs[(d.victim+1)%founders]
+	other := w.Live[(d.victim+1)%founders]
 	if slices.Contains(d.first, (d.victim+1)%founders) {
-		other = w.procs[(d.victim+2)%founders]
+		other = w.Live[(d.victim+2)%founders]
 	}
 	out := fmt.Sprintf("lost=%d", d.victim)
 	_, err := other.Line(out, 20*time.Second)
 	require.NoError(t, err, "the victim is not excluded")
-	victim.Signal(syscall.SIGCONT)
+	w.Cont(victim)
 	line, err := victim.Line("over ", 20*time.Second)
 	require.NoError(t, err)
 	require.Contains(t, line, "evicted (slot")
 	time.Sleep(20 * time.Millisecond)
-	_, count = w.finish(append(d.first, d.victim)...)
+	count = w.finish(append(d.first, d.victim)...)
 	return count
 }

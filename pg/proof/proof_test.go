@@ -1,118 +1,79 @@
 package proof
 
 import (
-	"encoding/json"
+	"context"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/serry-project/serry/internal/chaos"
 	"github.com/serry-project/serry/internal/harness"
 	"github.com/serry-project/serry/pg"
 
 	"github.com/stretchr/testify/require"
 )
 
+const founders = 4
+
 func TestMain(m *testing.M) {
-	harness.Main(m, map[string]harness.Program{"rank": rankProgram})
+	harness.Main(m, map[string]harness.Program{"rank": func(args []string, out io.Writer) error {
+		return chaos.Rank(context.Background(), args[0], os.Stdin, out)
+	}})
 }
+
+// rankArgs is what a rank is started with.
+type rankArgs = chaos.RankArgs
 
 // world is the processes of one case.
 type world struct {
-	t     testing.TB
-	dir   string
-	args  rankArgs
-	procs [founders]*harness.Proc
-	ever  []*harness.Proc
-	opts  func(rank int) []harness.Option
-	edit  func(a *rankArgs)
+	*chaos.World
+	t    testing.TB
+	opts func(rank int) []harness.Option
 }
 
 func newWorld(t testing.TB, args rankArgs) *world {
-	dir, err := os.MkdirTemp("", "proof") // the name of the test would not do in a URL
+	args.Ranks, args.Debug = founders, os.Getenv("SERRY_LOG") != ""
+	w := &world{t: t}
+	var err error
+	w.World, err = chaos.NewWorld(args, func(rank int, args string) (*harness.Proc, error) {
+		var opts []harness.Option
+		if w.opts != nil {
+			opts = w.opts(rank)
+		}
+		return harness.Start(t, fmt.Sprintf("rank %d", rank), "rank", []string{args}, opts...), nil
+	})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	w := &world{t: t, dir: dir, args: args}
-	w.args.Dir = w.dir
-	if w.args.Debug = os.Getenv("SERRY_LOG") != ""; w.args.Debug {
-		t.Cleanup(func() {
-			for _, p := range w.ever {
-				if t.Failed() {
-					t.Logf("%s (pid %d):\n%s", p.Name, p.Pid(), p.Stderr())
-				}
-			}
-		})
-	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			dir := t.ArtifactDir()
+			t.Logf("the histories are in %s: %v", dir, w.Keep(dir))
+		}
+		w.Close()
+	})
 	return w
 }
 
 // start starts a rank; edit changes its arguments.
-func (w *world) start(rank int, edit func(*rankArgs)) *harness.Proc {
-	a := w.args
-	a.Rank = rank
-	if w.edit != nil {
-		w.edit(&a)
-	}
-	if edit != nil {
-		edit(&a)
-	}
-	b, err := json.Marshal(a)
+func (w *world) start(rank int, edit func(*rankArgs)) *chaos.Member {
+	m, err := w.Start(rank, edit)
 	require.NoError(w.t, err)
-	var opts []harness.Option
-	if w.opts != nil {
-		opts = w.opts(rank)
-	}
-	p := harness.Start(w.t, fmt.Sprintf("rank %d", rank), "rank", []string{string(b)}, opts...)
-	w.procs[rank] = p
-	w.ever = append(w.ever, p)
-	return p
+	return m
 }
 
-func (w *world) stop() {
-	require.NoError(w.t, os.WriteFile(filepath.Join(w.dir, "stop"), nil, 0o644))
-}
-
-// finish ends the program and checks the ranks that are not dead.
-func (w *world) finish(dead ...int) (ss []survivor, count map[string]int) {
+// finish ends the program and checks what all have seen.
+func (w *world) finish(dead ...int) (count map[string]int) {
 	w.t.Helper()
-	w.stop()
-	var bad []string
-	for r, p := range w.procs {
-		if p == nil || contains(dead, r) {
-			continue
-		}
-		if _, err := p.Wait(25 * time.Second); err != nil {
-			bad = append(bad, err.Error())
-		}
-		s, err := parse(r, p)
-		require.NoError(w.t, err)
-		ss = append(ss, s)
+	r, err := w.Finish(dead...)
+	require.NoError(w.t, err)
+	if n := len(r.Problems); n > 0 {
+		w.t.Fatalf("%d problems:\n%s", n, strings.Join(r.Problems[:min(n, 30)], "\n"))
 	}
-	more, count := check(w.args, ss)
-	bad = append(bad, more...)
-	if len(bad) > 0 {
-		for r, p := range w.procs {
-			if p != nil && !contains(dead, r) {
-				w.t.Logf("rank %d says:\n%s", r, p.Stderr())
-			}
-		}
-		w.t.Fatalf("%d problems:\n%s", len(bad), strings.Join(bad[:min(len(bad), 30)], "\n"))
-	}
-	return ss, count
-}
-
-func contains(s []int, x int) bool {
-	for _, y := range s {
-		if x == y {
-			return true
-		}
-	}
-	return false
+	return r.Count
 }
 
 var seedFlag = flag.Uint64("proof.seed", map[bool]uint64{false: 1, true: 0}[long], "what all is drawn from; 0: another one each time")
@@ -142,12 +103,12 @@ func TestNobodyDies(t *testing.T) {
 			for r := range founders {
 				w.start(r, nil)
 			}
-			for _, p := range w.procs {
+			for _, p := range w.Live {
 				_, err := p.Line("step 30", 20*time.Second)
 				require.NoError(t, err)
 			}
-			_, count := w.finish()
-			require.Zero(t, count["lost"]+count["source"]+count["failed"], "%v", count)
+			count := w.finish()
+			require.Zero(t, count["rank_lost"]+count["source_lost"]+count["failed"], "%v", count)
 			t.Log(count)
 		})
 	})
@@ -166,13 +127,13 @@ func TestKilledAnyTime(t *testing.T) {
 				for r := range founders {
 					w.start(r, nil)
 				}
-				_, err := w.procs[0].Line("joined", 20*time.Second)
+				_, err := w.Live[0].Line("joined", 20*time.Second)
 				require.NoError(t, err)
 				time.Sleep(at)
-				w.procs[victim].Signal(syscall.SIGKILL)
-				_, _ = w.procs[victim].Wait(5 * time.Second)
+				w.Kill(w.Live[victim])
+				_, _ = w.Live[victim].Wait(5 * time.Second)
 				time.Sleep(50 * time.Millisecond)
-				_, count := w.finish(victim)
+				count := w.finish(victim)
 				t.Log(at, count)
 			})
 		})

@@ -1,12 +1,14 @@
-package proof
+package chaos
 
 import (
 	"encoding/binary"
 	"hash/crc64"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/serry-project/serry/internal/dtype"
+	"github.com/serry-project/serry/internal/history"
 )
 
 // The oracle computes results in the simplest way, from the contributors alone.
@@ -125,7 +127,7 @@ func (o *op) reduce(dst []byte, at func(int) ([]byte, bool), n int) {
 }
 
 func (o *op) whole(at func(int) ([]byte, bool), n int, get func([]byte) int64) int64 {
-	x, _ := tree(0, slots, at, get, func(a, b int64) int64 {
+	x, _ := tree(0, o.leaves(), at, get, func(a, b int64) int64 {
 		if o.Reduce == dtype.Max {
 			return max(a, b)
 		}
@@ -138,7 +140,7 @@ func (o *op) whole(at func(int) ([]byte, bool), n int, get func([]byte) int64) i
 }
 
 func (o *op) float(at func(int) ([]byte, bool), n int, get func([]byte) float32) float32 {
-	x, _ := tree(0, slots, at, get, func(a, b float32) float32 {
+	x, _ := tree(0, o.leaves(), at, get, func(a, b float32) float32 {
 		if o.Reduce == dtype.Max {
 			return max(a, b)
 		}
@@ -167,4 +169,73 @@ func tree[T any](lo, hi int, at func(int) ([]byte, bool), get func([]byte) T, jo
 		return a, okA
 	}
 	return join(a, b), true
+}
+
+// leaves is the width of the tree: the capacity, or the next power of two.
+func (o *op) leaves() int { return 1 << bits.Len(uint(o.capacity()-1)) }
+
+// oracle knows the sum of what an operation of the program must have given the rank in a slot, for history.Run.
+type oracle struct {
+	*Program
+	world uint64
+	steps map[int]map[uint64]*op // by place
+	known map[known]uint64
+}
+
+// known is an operation whose result is alike on all, and its set.
+type known struct {
+	call uint64
+	set  history.Set
+}
+
+func newOracle(p *Program, world uint64) *oracle {
+	return &oracle{Program: p, world: world, steps: map[int]map[uint64]*op{}, known: map[known]uint64{}}
+}
+
+// find is the operation at a place of the program, nil if there is none.
+func (w *oracle) find(call uint64) *op {
+	at := stepOf(call)
+	ops, ok := w.steps[at]
+	if !ok {
+		ops = map[uint64]*op{}
+		for _, m := range w.step(at) {
+			ops[m.op.place()] = m.op
+		}
+		w.steps[at] = ops
+	}
+	return ops[call]
+}
+
+func (w *oracle) sum(slot int, e *history.Event) (uint64, bool) {
+	o := w.find(e.Call)
+	if o == nil {
+		return 0, false
+	}
+	members := o.members(o.Group)
+	rank := slices.Index(members, slot)
+	switch e.Op {
+	case history.Step:
+		return sum(o.stepped(slot)), true
+	case history.Recv:
+		var want []byte
+		for i := range int(e.N) {
+			want = append(want, o.message(i)...)
+		}
+		return sum(want), true
+	case history.Barrier, history.Send, history.Sub, history.Close, history.Boundary:
+		return 0, false
+	}
+	k := known{e.Call, e.Set}
+	if s, ok := w.known[k]; ok && e.Op.Alike() {
+		return s, true
+	}
+	var active []int
+	for i, s := range members {
+		if e.Set.Has(s) {
+			active = append(active, i)
+		}
+	}
+	s := sum(o.want(rank, len(members), active))
+	w.known[k] = s
+	return s, true
 }

@@ -1,4 +1,4 @@
-package proof
+package chaos
 
 import (
 	"fmt"
@@ -6,29 +6,59 @@ import (
 
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/internal/dtype"
+	"github.com/serry-project/serry/internal/history"
 	"github.com/serry-project/serry/internal/wire"
 )
 
-// The program is drawn from a seed, alike on all ranks: steps of moves, each the start, the end or the whole of an
-// operation of one group.
+// Program is what the ranks run, alike on all: steps of moves, each the start, the end or the whole of an operation of one
+// group, drawn from the seed.
+type Program struct {
+	Seed  uint64
+	Ranks int // founders; at least 3
+}
 
 const (
-	founders = 4
-	slots    = 8        // capacity
 	slotSize = 16 << 10 // small, so that many operations take several chunks
 	halfSlot = slotSize / 2
 )
 
-// groupOf lists the members of the groups, by name. W is the world, P runs pairs, D is made and closed in some steps.
-var groupOf = map[string][]int{
-	"W": {0, 1, 2, 3, 4, 5, 6, 7}, "A": {0, 1, 2}, "B": {1, 2, 3}, "C": {0, 3}, "P": {0, 1, 2, 3}, "D": {0, 1, 3},
+// capacity is how many slots the world has.
+func (p *Program) capacity() int { return 2 * p.Ranks }
+
+// groupNames are the groups that live as long as the program, in the order in which they are made. W is the world, P runs
+// pairs, E the steps of package ep. D is made and closed in some steps.
+var groupNames = []string{"W", "A", "B", "C", "P", "E"}
+
+// members lists the slots of a group.
+func (p *Program) members(group string) []int {
+	n := p.Ranks
+	upTo := func(lo, hi int) (s []int) {
+		for ; lo < hi; lo++ {
+			s = append(s, lo)
+		}
+		return s
+	}
+	switch group {
+	case "W":
+		return upTo(0, p.capacity())
+	case "A":
+		return upTo(0, max(2, 3*n/4))
+	case "B":
+		return upTo(max(1, n/4), n)
+	case "C":
+		return []int{0, n - 1}
+	case "D":
+		return []int{0, 1, n - 1}
+	}
+	return upTo(0, n)
 }
 
 // op is one operation of the program.
 type op struct {
-	Step, At int // where its outcome is recorded
+	*Program
+	Step, At int // its place
 	Group    string
-	Kind     string // of collectives.Kind, or pair, p2p, sub, close
+	Kind     string // of collectives.Kind, or pair, step, p2p, sub, close, stop
 	DType    dtype.DType
 	Reduce   dtype.ReduceOp
 	N        int // elements: of the vector, or what the parts are sized by
@@ -42,8 +72,24 @@ func (o *op) String() string {
 	return fmt.Sprintf("step %d.%d %s of %s, %v x %d, in place %v", o.Step, o.At, o.Kind, o.Group, o.DType, o.N, o.InPlace)
 }
 
-// local says that the operation is outside of its group's order.
-func (o *op) local() bool { return o.Kind == "send" || o.Kind == "recv" }
+const stopAt = 1000 // the place in a step of the operation that ends it
+
+// place is the operation's place in the program, as one number, a history's Call.
+func (o *op) place() uint64 { return uint64(o.Step)<<10 | uint64(o.At+1) }
+
+// boundaryCall is that of the Boundary that a step begins with.
+func boundaryCall(step int) uint64 { return uint64(step) << 10 }
+
+// stepOf is the step of a call.
+func stepOf(call uint64) int { return int(call >> 10) }
+
+// code is the operation in a history.
+func (o *op) code() history.Op {
+	if o.Kind == "stop" {
+		return history.AllReduce
+	}
+	return history.ParseOp(o.Kind)
+}
 
 // move is what a rank does next.
 type move struct {
@@ -51,12 +97,12 @@ type move struct {
 	op *op
 }
 
-// planStep draws a step.
-func planStep(seed uint64, step int) (moves []move) {
-	r := rand.New(rand.NewPCG(seed, uint64(step)))
+// step draws a step.
+func (p *Program) step(step int) (moves []move) {
+	r := rand.New(rand.NewPCG(p.Seed, uint64(step)))
 	at := 0
 	draw := func(group string) *op {
-		o := &op{Step: step, At: at, Group: group}
+		o := &op{Program: p, Step: step, At: at, Group: group}
 		at++
 		o.DType = dtype.All()[r.IntN(len(dtype.All()))]
 		o.InPlace = r.IntN(2) == 0
@@ -73,9 +119,9 @@ func planStep(seed uint64, step int) (moves []move) {
 		}
 		o.Kind = []string{"all_reduce", "all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"}[r.IntN(6)]
 		o.Reduce = []dtype.ReduceOp{dtype.Sum, dtype.Sum, dtype.Avg, dtype.Max}[r.IntN(4)]
-		o.Root = r.IntN(len(groupOf[group]))
+		o.Root = r.IntN(len(p.members(group)))
 		if group == "W" {
-			o.Root = r.IntN(founders)
+			o.Root = r.IntN(p.Ranks)
 		}
 		if o.Kind == "all_gather" || o.Kind == "all_to_all" {
 			o.N = o.N/3 + 1
@@ -83,8 +129,8 @@ func planStep(seed uint64, step int) (moves []move) {
 		return o
 	}
 	message := func(group string) *op {
-		n := min(len(groupOf[group]), founders)
-		o := &op{Step: step, At: at, Group: group, Kind: "p2p", DType: dtype.U8, Root: r.IntN(n), Messages: 1 + r.IntN(4)}
+		n := min(len(p.members(group)), p.Ranks)
+		o := &op{Program: p, Step: step, At: at, Group: group, Kind: "p2p", DType: dtype.U8, Root: r.IntN(n), Messages: 1 + r.IntN(4)}
 		at++
 		o.To = (o.Root + 1 + r.IntN(n-1)) % n
 		switch r.IntN(8) {
@@ -101,7 +147,7 @@ func planStep(seed uint64, step int) (moves []move) {
 	var open []*op // started, in order
 	for n := 6 + r.IntN(6); n > 0; n-- {
 		g := groups[r.IntN(len(groups))]
-		switch k := r.IntN(12); {
+		switch k := r.IntN(13); {
 		case k < 4 && len(open) < 4:
 			o := draw(g)
 			open = append(open, o)
@@ -111,7 +157,7 @@ func planStep(seed uint64, step int) (moves []move) {
 			moves = append(moves, move{do: "wait", op: open[i]})
 			open = append(open[:i:i], open[i+1:]...)
 		case k == 6:
-			o := &op{Step: step, At: at, Group: "P", Kind: "pair", DType: dtype.U8, N: 1 + r.IntN(900)}
+			o := &op{Program: p, Step: step, At: at, Group: "P", Kind: "pair", DType: dtype.U8, N: 1 + r.IntN(900)}
 			at++
 			moves = append(moves, move{do: "dispatch", op: o})
 			if r.IntN(2) == 0 {
@@ -120,18 +166,21 @@ func planStep(seed uint64, step int) (moves []move) {
 			moves = append(moves, move{do: "dispatched", op: o}, move{do: "combine", op: o}, move{do: "combined", op: o})
 		case k == 7 || k == 8:
 			moves = append(moves, move{do: "p2p", op: message(g)})
+		case k == 9:
+			moves = append(moves, move{do: "call", op: &op{Program: p, Step: step, At: at, Group: "E", Kind: "step", DType: dtype.F32, N: 1 + r.IntN(epTokens)}})
+			at++
 		default:
 			moves = append(moves, move{do: "call", op: draw(g)})
 		}
 	}
 	if step%3 == 1 { // a group that lives for one step
-		sub := &op{Step: step, At: at, Group: "D", Kind: "sub"}
+		sub := &op{Program: p, Step: step, At: at, Group: "D", Kind: "sub"}
 		at++
 		moves = append(moves, move{do: "call", op: sub})
 		for range 2 {
 			moves = append(moves, move{do: "call", op: draw("D")})
 		}
-		moves = append(moves, move{do: "call", op: &op{Step: step, At: at, Group: "D", Kind: "close"}})
+		moves = append(moves, move{do: "call", op: &op{Program: p, Step: step, At: at, Group: "D", Kind: "close"}})
 		at++
 	}
 	for _, o := range open {
