@@ -55,6 +55,11 @@ const policy = `
 	fault/agent, collectives, internal/metrics < pg;
 	pg, ep/route, ep/eplb < ep;
 
+	# The vote that decides between two halves. What speaks to an etcd is for programs to link in.
+	NONE < witness < witness/etcd;
+	witness < pg;
+	witness/etcd < bindings, examples, cmd;
+
 	# Moving and keeping.
 	mesh < transfer;
 	transfer, store/place, rendezvous < store/master < store;
