@@ -313,8 +313,9 @@ func TestSimulation(t *testing.T) {
 
 // TestMutants breaks one rule at a time, and wants the simulation to see it.
 func TestMutants(t *testing.T) {
-	hint := map[bug]uint64{bugNoQuorum: 18, bugIgnoreAccepted: 104, bugNoRecheck: 427, bugNoProxyRead: 101, bugNoWord: 64, bugNoClose: 10,
-		bugEarlyReopen: 239, bugAnyAccept: 1928, bugUnsure: 4, bugHalf: 50}
+	hint := map[bug]uint64{bugNoQuorum: 18, bugIgnoreAccepted: 104, bugNoRecheck: 427, bugNoProxyRead: 208, bugNoWord: 64, bugNoClose: 10,
+		bugEarlyReopen: 239, bugAnyAccept: 1928, bugUnsure: 4, bugHalf: 50,
+		bugWitnessBlind: 3, bugWitnessAny: 59, bugWitnessLater: 1029, bugWitnessLowest: 3, bugWitnessUnasked: 2, bugWitnessOnce: 2, bugWitnessStore: 3}
 	for b := bugNone + 1; b <= bugLast; b++ {
 		t.Run(b.String(), func(t *testing.T) {
 			seeds := []uint64{max(hint[b], 1)} // where it was seen last: the rest is for when the code has changed
