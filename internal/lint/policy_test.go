@@ -52,7 +52,8 @@ const policy = `
 	mesh, fault < fault/agent;
 	mesh, collectives/plan, internal/vec < collectives;
 	internal/ops < internal/metrics;
-	fault/agent, collectives, internal/metrics < pg;
+	internal/ops, internal/dtype, internal/slots < internal/flight;
+	fault/agent, collectives, internal/metrics, internal/flight < pg;
 	pg, ep/route, ep/eplb < ep;
 
 	# The vote that decides between two halves. What speaks to an etcd is for programs to link in.
