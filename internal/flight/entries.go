@@ -34,6 +34,7 @@ type Entry struct {
 	Ended       int64  `json:"ended_ns,omitempty"`
 	WaitedFor   []int  `json:"waited_for,omitempty"` // slots
 
+	world  bool
 	op     ops.Op
 	out    ops.Outcome
 	size   int // element, in bytes
@@ -68,21 +69,27 @@ func (g *Group) keep() kept {
 
 // Entries returns what is remembered of all groups, in the order in which it was issued.
 func (r *Recorder) Entries() []Entry {
-	all, _, _ := r.collect()
+	all, _ := r.collect()
 	return all
 }
 
-// collect returns the entries, how many operations of the groups' orders were issued before the oldest of them and are
-// forgotten, and the time from which on none is: what is older may have gaps.
-func (r *Recorder) collect() (all []Entry, gone uint64, since int64) {
+// gap says that a group's operations, or those of several, are remembered from a time on only.
+type gap struct {
+	world  bool
+	n      uint64 // how many came before
+	since  int64
+	oldest uint64 // sequence of the oldest that is remembered
+}
+
+// collect returns the entries in the order in which they were issued.
+func (r *Recorder) collect() (all []Entry, gaps []gap) {
 	if r == nil {
-		return nil, 0, 0
+		return nil, nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	gone = r.gone
-	if gone > 0 {
-		since = r.wall(r.horizon) + 1
+	if r.gone > 0 {
+		gaps = append(gaps, gap{n: r.gone, since: r.wall(r.horizon) + 1})
 	}
 	groups := slices.Clone(r.retired)
 	for _, g := range r.open {
@@ -91,13 +98,12 @@ func (r *Recorder) collect() (all []Entry, gone uint64, since int64) {
 	for i := range groups {
 		k := &groups[i]
 		if x := k.found[0]; len(x) > 0 && x[0].at > 0 {
-			gone += uint64(x[0].at)
-			since = max(since, r.wall(int64(x[0].words[wCreated])))
+			gaps = append(gaps, gap{k.id == r.cfg.World, uint64(x[0].at), r.wall(int64(x[0].words[wCreated])), x[0].seq()})
 		}
 		all = r.entries(all, k)
 	}
 	slices.SortStableFunc(all, func(a, b Entry) int { return cmp.Compare(a.Created, b.Created) })
-	return all, gone, since
+	return all, gaps
 }
 
 // wall is a reading of the caller's clock as Unix time.
@@ -117,7 +123,7 @@ func (r *Recorder) entries(all []Entry, k *kept) []Entry {
 				Rank: r.cfg.Rank, Incarnation: r.cfg.Incarnation, Group: group, Name: k.name,
 				Seq: w.seq(), Op: w.op().String(), Peer: w.peer(), Epoch: w.epoch(), BytesIn: in, BytesOut: out,
 				State: Scheduled, Created: r.wall(int64(w.words[wCreated])),
-				op: w.op(), out: w.out(), size: 1, dt: w.dt(), uneven: w.uneven(), limit: k.limit.Milliseconds(),
+				world: k.id == r.cfg.World, op: w.op(), out: w.out(), size: 1, dt: w.dt(), uneven: w.uneven(), limit: k.limit.Milliseconds(),
 			}
 			if n := e.dt.Size(); n > 0 {
 				e.size, e.DType = n, e.dt.String()

@@ -20,7 +20,7 @@ import (
 var origin = time.Unix(1_700_000_000, 0)
 
 func recorder(rank, entries int) *Recorder {
-	return New(Config{Rank: rank, Incarnation: 1, Entries: entries, Origin: origin})
+	return New(Config{Rank: rank, Incarnation: 1, World: 0xabc, Entries: entries, Origin: origin})
 }
 
 func world(r *Recorder, n int) *Group {
@@ -255,18 +255,21 @@ func TestManyGroups(t *testing.T) {
 	require.LessOrEqual(t, n, 256)
 	require.NotZero(t, n)
 
-	// What torch gets is a part without gaps: its first number says how many came before.
+	// What torch gets is a part without gaps, placed by the world's sequence.
 	d := r.torch()
 	require.NotEmpty(t, d.Entries)
-	total := uint64(0)
-	for _, n := range []int{500, 2000} {
-		for k := range n {
-			total += uint64(k%400) + 1
+	require.EqualValues(t, 1999, d.Entries[len(d.Entries)-1].Record)
+	subs := uint64(0)
+	for i, e := range d.Entries {
+		if e.Process[1] == "world" {
+			require.Equal(t, e.Seq, e.Record)
+			if i > 0 && subs > 0 { // its predecessors are those of the group with that number
+				require.EqualValues(t, e.Seq%400, subs)
+			}
+			subs = 0
+		} else {
+			subs++
 		}
-	}
-	require.EqualValues(t, total, d.Entries[len(d.Entries)-1].Record+1)
-	for i := range d.Entries {
-		require.Equal(t, d.Entries[0].Record+int64(i), d.Entries[i].Record)
 	}
 }
 

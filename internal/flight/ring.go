@@ -14,7 +14,7 @@ import (
 // and its turn. All words are atomic: who dumps reads them while they change, and tells by the tag in the last word, and by
 // how far the indices have come, whether what it has read is one entry.
 //
-// The words of an entry. They are few and packed because each store costs the hot path 5 ns.
+// The words of an entry. They are few and packed because each atomic store is a locked instruction.
 //
 //	0  sequence (48 bits), operation (8), dtype (8)
 //	1  bytes in (32), bytes out (32); if they do not fit: bytes in

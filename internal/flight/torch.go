@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	pickle "github.com/kisielk/og-rek"
@@ -74,30 +75,74 @@ type torchEntry struct {
 // WriteTorch writes the pickle that torch.distributed.flight_recorder reads. Sends and receives are left out: the analyser
 // expects every rank of a process group in each of them.
 //
-// The analyser aligns the ranks by a number that counts the operations of a process, and takes what is there to be without
-// gaps. So of several groups only that part is written from which on all of them are remembered.
+// The analyser takes what is there to be without gaps, from the record_id of a rank's first entry on, and drops on all ranks
+// what has a lower one than the highest of these. So only that part is written from which on all groups are remembered, and
+// a record_id is a place that all ranks agree on: the sequence of the last operation of the world that was issued before. (A
+// count, as torch has, would tell nothing of a process that came later.)
 func (r *Recorder) WriteTorch(w io.Writer) error {
 	return pickle.NewEncoderWithConfig(w, &pickle.EncoderConfig{Protocol: 2, StrictUnicode: true}).Encode(r.torch())
 }
 
+// placed returns the entries that can be written, with their record_ids, and the record_id from which on there is no gap.
+func placed(all []Entry, gaps []gap) (es []Entry, ids []uint64, from uint64) {
+	all = slices.DeleteFunc(all, func(e Entry) bool { return e.op.Local() || e.Set == nil })
+	at := make([]uint64, len(all))
+	pos := uint64(0)
+	if k := slices.IndexFunc(all, func(e Entry) bool { return e.world }); k >= 0 {
+		pos = all[k].Seq - min(all[k].Seq, 1)
+	}
+	for i := range all {
+		if all[i].world {
+			pos = max(pos, all[i].Seq)
+		}
+		at[i] = pos
+	}
+	for _, g := range gaps {
+		if g.world {
+			from = max(from, g.oldest)
+		} else if k := slices.IndexFunc(all, func(e Entry) bool { return e.Created >= g.since }); k >= 0 {
+			from = max(from, at[k]+1)
+		}
+	}
+	for i := range all {
+		if at[i] >= from {
+			es, ids = append(es, all[i]), append(ids, at[i])
+		}
+	}
+	if len(es) > 0 || len(all) == 0 {
+		return es, ids, from
+	}
+	// The world has done nothing for too long to tell places by it: count, as torch does.
+	since := int64(0)
+	from = 0
+	for _, g := range gaps {
+		from += g.n
+		since = max(since, g.since)
+	}
+	for i := range all {
+		if all[i].Created < since {
+			from++
+		} else {
+			es, ids = append(es, all[i]), append(ids, from+uint64(len(es)))
+		}
+	}
+	return es, ids, from
+}
+
 func (r *Recorder) torch() *torchDump {
-	all, gone, since := r.collect()
+	all, records, from := placed(r.collect())
 	d := &torchDump{Version: torchVersion, Entries: []torchEntry{}, Config: map[string]torchGroup{}, Status: map[string]torchStatus{}}
-	ids := map[string]int{}
+	if len(all) > 0 && records[0] > max(from, 1) {
+		d.mark(int64(from), &all[0])
+	}
+	ids := map[string]int{} // of process groups
 	for i := range all {
 		e := &all[i]
-		if e.op.Local() {
-			continue
-		}
-		if e.Created < since || e.Set == nil {
-			gone++
-			continue
-		}
 		name := fmt.Sprintf("%s@%d", e.Group, e.Epoch)
 		desc := cmp.Or(e.Name, "undefined") // so torch says that there is none
 		id, ok := ids[name]
 		if !ok {
-			id = len(ids)
+			id = len(d.Config)
 			ids[name] = id
 			d.Config[name] = torchGroup{name, desc, "[" + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(e.Set)), ", "), "[]") + "]"}
 		}
@@ -107,7 +152,7 @@ func (r *Recorder) torch() *torchDump {
 			s = torchStatus{-1, -1, -1}
 		}
 		t := torchEntry{
-			Record: int64(gone) + int64(len(d.Entries)), Group: id, Process: pickle.Tuple{name, desc}, Seq: int64(e.Seq), OpID: int64(e.Seq),
+			Record: int64(records[i]), Group: id, Process: pickle.Tuple{name, desc}, Seq: int64(e.Seq), OpID: int64(e.Seq),
 			Created: e.Created, State: Scheduled, TimeoutMS: e.limit, Retired: e.State == Ended,
 		}
 		t.shape(e)
@@ -124,6 +169,18 @@ func (r *Recorder) torch() *torchDump {
 		d.Entries = append(d.Entries, t)
 	}
 	return d
+}
+
+// mark begins a dump with an entry of a process group of this rank alone, whose record_id says from where on there is no
+// gap: the first real one, of a process that came later, would make the analyser drop what others did before.
+func (d *torchDump) mark(from int64, first *Entry) {
+	name := fmt.Sprintf("rank%d", first.Rank)
+	d.Config[name] = torchGroup{name, "remembered from here", fmt.Sprintf("[%d]", first.Rank)}
+	d.Status["0"] = torchStatus{1, 1, 1}
+	d.Entries = append(d.Entries, torchEntry{
+		Record: from, Process: pickle.Tuple{name, "remembered from here"}, Seq: 1, OpID: 1, Name: torchBackend + "barrier",
+		Created: first.Created, State: "completed", Started: first.Created, Completed: first.Created, Retired: true,
+	})
 }
 
 // shape fills in the name and the sizes, as the analyser compares them between the ranks: where it would compare what may

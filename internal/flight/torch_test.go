@@ -174,6 +174,29 @@ func TestTorchReadsIt(t *testing.T) {
 	}
 	dirs["ahead"] = j.dump(t, 0, 1)
 
+	// Rank 2 is a replacement that came at operation 95, when the rings of the others were full, or not. Before that, rank
+	// 1 had not come to an operation of a subgroup.
+	for name, size := range map[string]int{"replaced": 16, "replaced early": 1024} {
+		j = newJob(3, size)
+		for _, r := range []int{0, 1} {
+			j.groups[r].Version(2, 3, slots.Of(0, 1))
+			sub := j.recorders[r].Group(0xdef, "sub", 0, 2, 2, slots.Of(0, 1))
+			for seq := uint64(1); seq < 95; seq++ {
+				j.one(j.groups[r], *reduce(seq), 2, ops.OK)
+				if seq == 90 && r == 0 {
+					j.one(sub, *reduce(1), 2, 0)
+				}
+			}
+			j.groups[r].Version(3, 3, slots.Of(0, 1, 2))
+		}
+		j.recorders[2] = New(Config{Rank: 2, Incarnation: 2, World: 0xabc, Origin: origin})
+		j.groups[2] = j.recorders[2].Group(0xabc, "world", 0, 3, 3, slots.Of(0, 1, 2))
+		for seq := uint64(95); seq < 101; seq++ {
+			j.do([]int{0, 1, 2}, *reduce(seq), 3, ops.OK)
+		}
+		dirs[name] = j.dump(t, 0, 1, 2)
+	}
+
 	args := []string{"testdata/fr_read.py", "-"}
 	for _, d := range dirs {
 		args = append(args, d)
@@ -224,6 +247,15 @@ func TestTorchReadsIt(t *testing.T) {
 	require.Contains(t, a.Log, "missing ranks: {0}")
 	require.Equal(t, 88, a.Collectives[0].Seq) // the first that rank 1 still has
 	require.Empty(t, a.Collectives[0].Missing)
+
+	for name, n := range map[string]int{"replaced": 16 + 1, "replaced early": 100 + 1} {
+		a = got[name]
+		require.Equal(t, 1, strings.Count(a.Log, "Not all ranks"), "%s: %s", name, a.Log)
+		require.Contains(t, a.Log, "group info: def@2:sub")
+		require.Contains(t, a.Log, "missing ranks: {1}")
+		require.NotContains(t, a.Log, "cannot decide")
+		require.Len(t, a.Collectives, n, name)
+	}
 
 	// What torch itself writes has the keys that we write, of the same types.
 	var own struct {
@@ -323,7 +355,7 @@ func TestPickle(t *testing.T) {
 	require.Len(t, es, passes+2)
 	at := func(k int) map[any]any { return es[k].(map[any]any) }
 	for k := range es {
-		require.EqualValues(t, k, at(k)["record_id"])
+		require.EqualValues(t, []int{1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11, 12}[k], at(k)["record_id"]) // the world's last sequence
 		require.Equal(t, false, at(k)["is_p2p"])
 		require.True(t, strings.HasPrefix(at(k)["profiling_name"].(string), "gloo:"))
 	}
@@ -368,6 +400,24 @@ func TestPickle(t *testing.T) {
 
 	empty := decode(t, New(Config{Rank: 1, Origin: origin}))
 	require.Equal(t, []any{}, empty["entries"])
+}
+
+// Where the world does nothing, places are counted.
+func TestPlacesWithoutTheWorld(t *testing.T) {
+	r := recorder(0, 8)
+	a, b := r.Group(1, "a", 0, 1, 2, slots.Of(0, 1)), r.Group(2, "b", 0, 1, 2, slots.Of(0, 1))
+	j := &job{}
+	j.one(a, *reduce(1), 1, ops.OK)
+	for seq := range uint64(20) {
+		j.one(b, *reduce(seq), 1, ops.OK)
+	}
+	j.one(a, *reduce(2), 1, ops.OK)
+	d := r.torch()
+	require.Len(t, d.Entries, 8+1)
+	for i, e := range d.Entries {
+		require.EqualValues(t, 13+i, e.Record) // 12 of b and 1 of a came before
+	}
+	require.EqualValues(t, 2, d.Entries[8].Seq)
 }
 
 // Every operation has a name that torch's analyser knows.
