@@ -194,13 +194,38 @@ func (r *runner) replace(ranks ...int) error {
 // killAnyTime kills a rank from outside.
 func (r *runner) killAnyTime() error {
 	v := r.victim()
-	m, marks := r.w.Live[v], r.marks()
+	m := r.w.Live[v]
+	if err := r.fill(m); err != nil {
+		return err
+	}
+	marks := r.marks()
 	m.counted = r.res.fault("kill", v)
 	r.w.Kill(m)
 	if err := r.survive(marks, "killed at any time", v); err != nil {
 		return err
 	}
 	return r.replace(v)
+}
+
+// fill has a rank take the memory that a victim is to have.
+func (r *runner) fill(m *Member) error {
+	if r.touch == 0 {
+		return nil
+	}
+	return r.tell(m, "touch %d", r.touch)
+}
+
+// tell gives a rank an order and waits until it has carried it out.
+func (r *runner) tell(m *Member, format string, a ...any) error {
+	order := fmt.Sprintf(format, a...)
+	from := m.Count()
+	if err := m.Tell("%s", order); err != nil {
+		return r.broken("", "%v", err)
+	}
+	if err := r.find(m, from, patience, func(line string) bool { return line == "did "+order }); err != nil {
+		return r.broken("P5", "%s does not carry out %q: %s", m.Name, order, firstLine(err))
+	}
+	return nil
 }
 
 // killTwo kills two, one right after the other.
@@ -255,7 +280,11 @@ func (r *runner) killAtPoint() error {
 	case faultpoint.BoundaryStop:
 		return r.killInGrowth(point, v)
 	}
-	m, marks := r.w.Live[v], r.marks()
+	m := r.w.Live[v]
+	if err := r.fill(m); err != nil {
+		return err
+	}
+	marks := r.marks()
 	died, err := r.arm(m, point, 1+r.rng.IntN(12))
 	if err != nil || !died {
 		return err
@@ -298,11 +327,8 @@ func (r *runner) dies(m *Member, from int, point string) (died bool, err error) 
 // killInChange kills one rank, and another at a point of the change of view that follows.
 func (r *runner) killInChange(point string, v, first int) error {
 	m, marks := r.w.Live[v], r.marks()
-	if err := m.Tell("die %s 1", point); err != nil {
-		return r.broken("", "%v", err)
-	}
-	if err := r.find(m, marks[v], hang, func(line string) bool { return strings.HasPrefix(line, "did ") }); err != nil {
-		return r.broken("P5", "%s does not take an order: %s", m.Name, firstLine(err))
+	if err := r.tell(m, "die %s 1", point); err != nil {
+		return err
 	}
 	r.w.Kill(r.w.Live[first])
 	died, err := r.dies(m, marks[v], point)
@@ -332,11 +358,8 @@ func (r *runner) killInGrowth(point string, v int) error {
 		return err
 	}
 	marks = r.marks()
-	if err := m.Tell("die %s 1", point); err != nil {
-		return r.broken("", "%v", err)
-	}
-	if err := r.find(m, marks[v], hang, func(line string) bool { return strings.HasPrefix(line, "did ") }); err != nil {
-		return r.broken("P5", "%s does not take an order: %s", m.Name, firstLine(err))
+	if err := r.tell(m, "die %s 1", point); err != nil {
+		return err
 	}
 	if _, err := r.w.Start(back, func(a *RankArgs) { a.Rejoin = true }); err != nil {
 		return err
@@ -458,6 +481,7 @@ func (r *runner) cutHost() error {
 		r.w.Deed(m, history.Cut, true)
 		r.w.Deed(m, history.Minority, true)
 	}
+	defer func() { _ = r.net.Hosts[h].Cut(false) }() // the next world is founded on these hosts
 	if err := r.net.Hosts[h].Cut(true); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/internal/history"
 	"github.com/serry-project/serry/pg"
 )
@@ -125,18 +126,18 @@ func (r *rank) move(m move) error {
 			delete(r.groups, "D")
 			return r.end(&e, pg.Result{}, g.Close(r.ctx), 0)
 		}
-		c := o.call(rank, len(members))
+		c, guards := o.call(rank, len(members))
 		r.issue(r.event(o))
 		res, err := g.Do(r.ctx, c)
-		return r.note(o, res, err, c.Out)
+		return r.returned(o, c, guards, res, err)
 	case "start":
-		c := o.call(rank, len(members))
+		c, guards := o.call(rank, len(members))
 		r.issue(r.event(o))
 		w, err := g.Start(c)
 		if err != nil {
-			return r.note(o, pg.Result{}, err, nil)
+			return r.returned(o, c, guards, pg.Result{}, err)
 		}
-		r.works[o] = &started{work: w, call: c}
+		r.works[o] = &started{work: w, call: c, guards: guards}
 		return nil
 	case "wait":
 		s := r.works[o]
@@ -145,11 +146,32 @@ func (r *rank) move(m move) error {
 		}
 		delete(r.works, o)
 		res, err := s.work.Wait(r.ctx)
-		return r.note(o, res, err, s.call.Out)
+		return r.returned(o, s.call, s.guards, res, err)
 	case "p2p":
 		return r.p2pMove(o, g, rank)
 	}
 	return r.pairMove(m, g, rank)
+}
+
+// returned writes down how an operation with buffers ended, and watches them from here on.
+func (r *rank) returned(o *op, c *collectives.Call, g guarded, res pg.Result, err error) error {
+	over := r.note(o, res, err, c.Out)
+	if !g.whole() {
+		r.say("violation %v has written around its output", o)
+	}
+	r.canaries.keep(o.String(), err != nil, g.all)
+	if len(c.In) > 0 && (len(c.Out) == 0 || &c.In[0] != &c.Out[0]) {
+		r.canaries.keep(o.String(), err != nil, c.In)
+	}
+	return over
+}
+
+// checkCanaries says if a buffer was touched after its call had returned.
+func (r *rank) checkCanaries() {
+	if err := r.canaries.check(); err != nil {
+		r.say("violation %v", err)
+		r.canaries = canaries{}
+	}
 }
 
 // sub makes a group for one step.

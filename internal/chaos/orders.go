@@ -1,11 +1,13 @@
 package chaos
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/internal/harness"
 )
 
 // tries is in how many steps a point has to be passed, or the order to die there is given up.
@@ -19,6 +21,11 @@ const tries = 100
 //	reset N            close the Nth of your TCP connections
 //	garble N           write garbage into it
 //	pace DURATION      sleep so long between steps from now on
+//	touch BYTES        take so much memory
+//	onepeer            kill yourself in the next all_to_all when you have sent to exactly one peer
+//	leave              leave the world
+//	stats              say what this process holds: "stats JSON"
+//	invite             say what a newcomer can be given: "invite TEXT"
 func (r *rank) obey(step int) {
 	if r.armed != "" && step >= r.until {
 		faultpoint.Disarm()
@@ -71,6 +78,26 @@ func (r *rank) carryOut(line string, step int) error {
 		if err := hurtSocket(n, word == "garble"); err != nil {
 			return err
 		}
+	case "touch":
+		var n int64
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			return err
+		}
+		if err := harness.Touch(n); err != nil {
+			return err
+		}
+	case "leave":
+		r.leaves = true
+	case "onepeer":
+		r.faults.armed.Store(true)
+	case "stats":
+		b, err := json.Marshal(holds())
+		if err != nil {
+			return err
+		}
+		r.say("stats %s", b)
+	case "invite":
+		r.say("invite %s", r.w.Invite())
 	default:
 		return fmt.Errorf("chaos: the order %q is unknown", line)
 	}

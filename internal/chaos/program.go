@@ -224,10 +224,11 @@ func (o *op) tag(late bool) uint32 {
 	return uint32(o.Step<<8 | o.At%2)
 }
 
-// call makes rank's buffers for the operation, in a group of size ranks.
-func (o *op) call(rank, size int) (c *collectives.Call) {
+// call makes rank's buffers for the operation, in a group of size ranks. What is written has guards around it.
+func (o *op) call(rank, size int) (c *collectives.Call, g guarded) {
 	es := o.DType.Size()
 	c = &collectives.Call{DType: o.DType, Root: o.Root}
+	at := -1 // where the input lies in the output
 	switch o.Kind {
 	case "barrier":
 		c.Kind = collectives.Barrier
@@ -235,11 +236,13 @@ func (o *op) call(rank, size int) (c *collectives.Call) {
 		c.Kind, c.Reduce = collectives.AllReduce, o.Reduce
 		c.In = o.input(rank, 0, o.N)
 		c.Out = c.In
-		if !o.InPlace {
+		if o.InPlace {
+			at = 0
+		} else {
 			c.Out = dirty(len(c.In))
 		}
 	case "broadcast":
-		c.Kind = collectives.Broadcast
+		c.Kind, at = collectives.Broadcast, 0
 		c.Out = dirty(o.N * es)
 		c.In = c.Out
 		if rank == o.Root {
@@ -260,7 +263,7 @@ func (o *op) call(rank, size int) (c *collectives.Call) {
 		c.In = o.input(rank, 0, o.count(rank, 0))
 		if o.InPlace {
 			copy(c.Out[own:], c.In)
-			c.In = c.Out[own : own+len(c.In)]
+			at = own
 		}
 	case "all_to_all":
 		c.Kind = collectives.AllToAll
@@ -272,11 +275,18 @@ func (o *op) call(rank, size int) (c *collectives.Call) {
 			total += c.OutParts[r]
 		}
 		c.Out = c.In
-		if !o.InPlace {
+		if o.InPlace {
+			at = 0
+		} else {
 			c.Out = dirty(total)
 		}
 	}
-	return c
+	g = guard(c.Out)
+	c.Out = g.inner()
+	if at >= 0 {
+		c.In = c.Out[at : at+len(c.In)]
+	}
+	return c, g
 }
 
 // dirty is memory that was used before.

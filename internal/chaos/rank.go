@@ -22,20 +22,22 @@ import (
 	"github.com/serry-project/serry/internal/knob"
 	"github.com/serry-project/serry/pg"
 	"github.com/serry-project/serry/rendezvous"
+
+	"go.uber.org/goleak"
 )
 
 // RankArgs is what a rank is started with. It travels as JSON.
 type RankArgs struct {
 	Rank, Ranks int
-	Dir         string   // where the ranks meet, and the file that ends the program
-	Links       string   // auto or tcp
-	Listen      string   `json:",omitempty"`
-	Mode        pg.Mode  // of all groups but those for dispatch and combine
-	Seed        uint64   // of the program
-	Rejoin      bool     `json:",omitempty"`
-	Peers       []string `json:",omitempty"` // invitations, for a Rejoin without the rendezvous
-	History     string   // the file to write
-	Grave       string   // the file for when it kills or stops itself
+	Dir         string  // where the ranks meet, and the file that ends the program
+	Links       string  // auto or tcp
+	Listen      string  `json:",omitempty"`
+	Mode        pg.Mode // of all groups but those for dispatch and combine
+	Seed        uint64  // of the program
+	Rejoin      bool    `json:",omitempty"`
+	FromEnv     bool    `json:",omitempty"` // how to join is in the environment
+	History     string  // the file to write
+	Grave       string  // the file for when it kills or stops itself
 
 	Point      string        `json:",omitempty"` // where it dies, the Nth time
 	Nth        int           `json:",omitempty"`
@@ -45,11 +47,24 @@ type RankArgs struct {
 	Pause      time.Duration `json:",omitempty"` // between steps
 	Limit      time.Duration `json:",omitempty"` // heartbeats
 	LinkFaults string        `json:",omitempty"` // a script of device/faulty for each link
+	Tap        bool          `json:",omitempty"` // links can be watched, and die on order
+	Wait       time.Duration `json:",omitempty"` // instead of the program: wait, see collect
 
 	Resident int64         `json:",omitempty"` // memory that it touches
 	Life     time.Duration `json:",omitempty"` // after which it gives up (0: a minute)
 	Debug    bool          `json:",omitempty"`
+	Busy     bool          `json:",omitempty"` // use a processor, and nothing else
 }
+
+// ours are the goroutines of a rank that last as long as it.
+var ours = []goleak.Option{
+	goleak.IgnoreAnyFunction("github.com/serry-project/serry/internal/chaos.(*rank).listen"),
+	goleak.IgnoreAnyFunction("github.com/serry-project/serry/internal/chaos.(*rank).watch"),
+	goleak.IgnoreAnyFunction("os/signal.loop"),
+}
+
+// lateWriters is how long a rank that is out waits for whoever may still write into its buffers.
+const lateWriters = 20 * time.Millisecond
 
 // UsualLate is a deadline that nobody misses.
 const UsualLate = 20 * time.Second
@@ -57,27 +72,30 @@ const UsualLate = 20 * time.Second
 // rank is a process that runs the program.
 type rank struct {
 	RankArgs
-	prog   Program
-	ctx    context.Context
-	out    io.Writer
-	rec    *recorder
-	grave  *grave
-	w      *pg.World
-	groups map[string]*pg.Group
-	ep     *layer
-	works  map[*op]*started
-	faults links
-	orders chan string // lines from who started it, to be obeyed between two steps
-	armed  string      // the order that waits for its point
-	until  int         // the step in which it has waited long enough
-	seen   uint64      // epoch of the last operation of the world
+	prog     Program
+	ctx      context.Context
+	out      io.Writer
+	rec      *recorder
+	grave    *grave
+	w        *pg.World
+	groups   map[string]*pg.Group
+	ep       *layer
+	works    map[*op]*started
+	faults   links
+	orders   chan string // lines from who started it, to be obeyed between two steps
+	armed    string      // the order that waits for its point
+	until    int         // the step in which it has waited long enough
+	seen     uint64      // epoch of the last operation of the world
+	canaries canaries
+	leaves   bool // between two steps
 }
 
 type started struct {
-	work *pg.Work
-	call *collectives.Call
-	pair *pg.Pair
-	got  [2][][]byte
+	work   *pg.Work
+	call   *collectives.Call
+	guards guarded
+	pair   *pg.Pair
+	got    [2][][]byte
 }
 
 // Rank is one rank: what a process runs that World.Start has started. It ends when in does. Lines on out:
@@ -89,6 +107,7 @@ type started struct {
 //	epoch E SLOTS       the first operation of the world in an epoch
 //	lost=SLOT           a view without it
 //	did ORDER           an order has been carried out; "missed": its point was not passed in many steps
+//	violation WHY       something that the rank sees for itself
 //	over WHY            the program is over for this rank
 //	left
 func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err error) {
@@ -98,6 +117,9 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 	}
 	if in != nil {
 		go r.listen(in)
+	}
+	for x := uint64(1); r.Busy; {
+		x = mix(x)
 	}
 	if r.Late == 0 {
 		r.Late = UsualLate
@@ -125,7 +147,11 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 		faultpoint.Arm(r.Point, r.Nth, r.fate(r.Stop))
 	}
 	step, err := r.join()
-	if err == nil {
+	switch {
+	case err != nil:
+	case r.Wait > 0:
+		err = r.collect()
+	default:
 		err = r.run(step, r.w.Joined().Replacement)
 	}
 	if err != nil {
@@ -133,6 +159,8 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 			return err
 		}
 		r.rec.put(&history.Event{Kind: history.Ended, Outcome: ending(err), Why: err.Error()})
+		time.Sleep(lateWriters)
+		r.checkCanaries()
 		r.say("over %s", strings.ReplaceAll(err.Error(), "\n", " "))
 		return r.rec.err
 	}
@@ -142,6 +170,10 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 		return fmt.Errorf("leave: %w", err)
 	}
 	r.rec.put(&history.Event{Kind: history.Ended, Outcome: history.Left})
+	r.checkCanaries()
+	if err := goleak.Find(ours...); err != nil {
+		r.say("violation after Leave: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
 	r.say("left")
 	return r.rec.err
 }
@@ -182,19 +214,23 @@ func (r *rank) options() pg.Options {
 // join makes the process a member, with its groups, and returns the step to begin with.
 func (r *rank) join() (step int, err error) {
 	var st rendezvous.Store
-	if len(r.Peers) == 0 {
+	if !r.FromEnv {
 		if st, err = rendezvous.Open(r.ctx, "file://"+r.Dir); err != nil {
 			return 0, err
 		}
 	}
-	wrap, err := r.faults.wrap(r.LinkFaults, r.Seed+uint64(r.Rank))
-	if err != nil {
+	cfg := pg.Config{Rank: r.Rank, Size: r.Ranks, Store: st, Links: r.Links, Listen: r.Listen, Rejoin: r.Rejoin}
+	if r.FromEnv {
+		if cfg, err = pg.FromEnv(r.ctx); err != nil {
+			return 0, err
+		}
+	}
+	cfg.Capacity, cfg.Options, cfg.ArenaBytes, cfg.HeartbeatLimit, cfg.Log = r.prog.capacity(), r.options(), 16<<20, r.Limit, r.logger()
+	r.faults = links{die: r.die}
+	if cfg.Wrap, err = r.faults.wrap(&r.RankArgs); err != nil {
 		return 0, err
 	}
-	r.w, err = pg.Join(r.ctx, pg.Config{
-		Rank: r.Rank, Size: r.Ranks, Capacity: r.prog.capacity(), Store: st, Peers: r.Peers, Links: r.Links, Listen: r.Listen, Rejoin: r.Rejoin,
-		Options: r.options(), ArenaBytes: 16 << 20, HeartbeatLimit: r.Limit, Wrap: wrap, Log: r.logger(),
-	})
+	r.w, err = pg.Join(r.ctx, cfg)
 	if err != nil {
 		return 0, err
 	}
@@ -314,9 +350,13 @@ func (r *rank) run(step int, fresh bool) error {
 			r.say("hits %s", b)
 		}
 		if step%10 == 0 {
+			r.checkCanaries()
 			r.say("step %d", step)
 		}
 		r.obey(step)
+		if r.leaves {
+			return nil
+		}
 		for _, m := range r.prog.step(step) {
 			if err := r.move(m); err != nil {
 				return err

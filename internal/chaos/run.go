@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -66,6 +67,10 @@ type runner struct {
 	failed error // of the world
 	turn   int   // of the points
 	missed int   // points that the victim did not come to
+	touch  int64 // bytes that a victim takes before it dies
+	after  func(run *history.Run)
+	edit   func(a *RankArgs)       // of every rank
+	env    func(rank int) []string // more environment for a rank
 }
 
 // errBroken: the world cannot be used any more; a violation says why.
@@ -87,7 +92,7 @@ func Run(ctx context.Context, o Options, cfg Config) (*Result, error) {
 	}
 	for idle := 0; r.res.Faults < cfg.Faults; {
 		before := r.res.Faults
-		err := r.world(nil)
+		err := r.world()
 		for i := 0; err == nil && i < cfg.PerWorld && r.res.Faults < cfg.Faults; i++ {
 			err = r.one(kinds[r.pick(kinds)])
 			r.progress.say("chaos: %d of %d faults, %d violations, world %d", r.res.Faults, cfg.Faults, r.res.Violations, r.worlds)
@@ -140,13 +145,19 @@ func (r *runner) close() {
 func (r *runner) hostOf(rank int) int { return rank * r.cfg.Hosts / r.cfg.Ranks }
 
 // world begins a world, whose program and mode follow from the seed and the worlds before.
-func (r *runner) world(edit func(a *RankArgs)) error {
+func (r *runner) world() error {
 	r.worlds++
 	r.failed = nil
 	args := RankArgs{Ranks: r.cfg.Ranks, Mode: pg.Mode(r.worlds % 2), Seed: r.cfg.Seed<<16 + uint64(r.worlds), Late: r.cfg.Deadline,
 		Pause: time.Millisecond, Resident: r.cfg.Resident, Life: 10 * time.Minute}
-	if edit != nil {
-		edit(&args)
+	if r.edit != nil {
+		r.edit(&args)
+	}
+	if args.FromEnv {
+		var err error
+		if r.env, err = r.torchEnv(); err != nil {
+			return err
+		}
 	}
 	var err error
 	r.w, err = NewWorld(args, r.launch)
@@ -173,15 +184,31 @@ func (r *runner) links(rank int) string {
 	return "auto"
 }
 
-// launch starts a process that ends when we do: it reads our end of its standard input.
+// launch starts a rank.
 func (r *runner) launch(rank int, args string) (*harness.Proc, error) {
+	var host *harness.Host
+	if r.net != nil {
+		host = r.net.Hosts[r.hostOf(rank)]
+	}
+	var env []string
+	if r.env != nil {
+		env = r.env(rank)
+	}
+	return r.launchOn(host, fmt.Sprintf("rank %d", rank), args, env...)
+}
+
+// launchOn starts a process (nil: on our host) that ends when we do: it reads our end of its standard input.
+func (r *runner) launchOn(host *harness.Host, name, args string, env ...string) (*harness.Proc, error) {
 	cmd := exec.Command(r.o.Self[0], append(r.o.Self[1:len(r.o.Self):len(r.o.Self)], args)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to handle
-	var opts []harness.Option
-	if r.net != nil {
-		opts = append(opts, r.net.Hosts[r.hostOf(rank)].In())
+	if len(env) > 0 {
+		cmd.Env = append(os.Environ(), env...)
 	}
-	return harness.Spawn(fmt.Sprintf("rank %d", rank), cmd, opts...)
+	var opts []harness.Option
+	if host != nil {
+		opts = append(opts, host.In())
+	}
+	return harness.Spawn(name, cmd, opts...)
 }
 
 // all calls f for each rank that lives but for some.
@@ -303,6 +330,9 @@ func (r *runner) endWorld() error {
 	}
 	r.res.take(rep, found)
 	r.measure(rep.Run)
+	if r.after != nil {
+		r.after(rep.Run)
+	}
 	return nil
 }
 
@@ -322,28 +352,25 @@ func (r *runner) measure(run *history.Run) {
 
 // resumed is how long that was after the death of a process; 0: it is not known.
 func resumed(run *history.Run, dead int) int64 {
-	x := &run.Procs[dead]
-	epoch := uint64(0)
-	for p := range run.Procs {
-		for i := range run.Procs[p].Events {
-			e := &run.Procs[p].Events[i]
-			if e.Kind == history.Lost && e.Set.Has(x.Slot) && e.Time >= x.Killed && (epoch == 0 || e.Epoch < epoch) {
-				epoch = e.Epoch
-			}
-		}
-	}
+	return resumedAfter(run, dead, run.Procs[dead].Killed)
+}
+
+// resumedAfter is how long after a time the last of the others needed to complete an operation of an epoch without a
+// process, 0 if there was none.
+func resumedAfter(run *history.Run, gone int, at int64) int64 {
+	_, epoch, _ := lostAt(run, run.Procs[gone].Slot, at)
 	if epoch == 0 {
 		return 0
 	}
 	last := int64(0)
 	for p := range run.Procs {
 		y := &run.Procs[p]
-		if p == dead || len(y.Events) == 0 || y.Events[0].Time > x.Killed || y.Killed != 0 && y.Killed <= x.Killed {
+		if p == gone || len(y.Events) == 0 || y.Events[0].Time > at || y.Killed != 0 && y.Killed <= at {
 			continue
 		}
 		for i := range y.Events {
-			if e := &y.Events[i]; e.Kind == history.Return && e.Outcome == history.OK && e.Epoch >= epoch && e.Time > x.Killed && e.Seq > 0 {
-				last = max(last, e.Time-x.Killed)
+			if e := &y.Events[i]; e.Kind == history.Return && e.Outcome == history.OK && e.Epoch >= epoch && e.Time > at && e.Seq > 0 {
+				last = max(last, e.Time-at)
 				break
 			}
 		}

@@ -186,6 +186,13 @@ func (w *World) Check() (*Report, error) {
 		}
 	}
 	r.Violations = history.Check(run)
+	for i, m := range w.Ever {
+		for _, line := range m.Lines() {
+			if why, ok := strings.CutPrefix(line, "violation "); ok {
+				r.Violations = append(r.Violations, history.Violation{Property: "P4", Text: fmt.Sprintf("rank %d (incarnation %d): %s", m.Args.Rank, run.Procs[i].Inc, why)})
+			}
+		}
+	}
 	for _, v := range r.Violations {
 		r.Problems = append(r.Problems, v.String())
 	}

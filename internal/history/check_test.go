@@ -249,6 +249,15 @@ var cases = []struct {
 		return s
 	}},
 
+	{"P4: who is excluded is told so", "P4: told of no quorum", func() *story {
+		s := founded(4)
+		s.deed(3, Stop, true)
+		s.view(2, three, slots.Of(3), 0, 1, 2)
+		s.put(3, Event{Kind: Ended, Outcome: NoQuorum})
+		s.op(1, ok(1, 2, three), 0, 1, 2)
+		return s
+	}},
+
 	{"P5: no end", "P5: never returns", func() *story {
 		s := after(2)
 		s.put(1, Event{Kind: Issue, Group: world, Op: Barrier, Call: 3})

@@ -168,8 +168,14 @@ func (c *Checker) boundary(p int) uint32 {
 	return 0
 }
 
+// checkMinority: who was excluded is told so (P4), and who has a quorum goes on (P10).
 func (c *Checker) checkMinority(ref Ref) {
-	if !c.lives[ref.Proc].minority {
+	l := &c.lives[ref.Proc]
+	switch {
+	case l.minority:
+	case l.to != 0:
+		c.violate("P4", []Ref{ref}, "%s was excluded in epoch %d, was not cut off, and is told of no quorum instead: %s", c.who(ref.Proc), l.to, c.event(ref).Why)
+	default:
 		c.violate("P10", []Ref{ref}, "%s ends without a quorum, and it was not cut off: %s", c.who(ref.Proc), c.event(ref).Why)
 	}
 }
