@@ -93,7 +93,8 @@ type Comm struct {
 	cur   atomic.Pointer[Version]
 	first atomic.Pointer[Version] // the oldest that an operation may still be in
 
-	failed atomic.Bool
+	failed  atomic.Bool
+	entered atomic.Uint64 // stamp of the last operation that waits for its slot
 
 	srcs [][]byte    // scratch
 	buf  []byte      // scratch of one frame

@@ -180,6 +180,7 @@ func (c *Comm) Step(o *Op, head bool) Status {
 	moved := false
 	if o.published < o.chunks || o.sentTo < len(v.remotes) {
 		if o.published == 0 && !c.reusable(o) {
+			c.entered.Store(stampOf(v.Epoch, o.Seq))
 			return Blocked
 		}
 		if c.publish(o) {
@@ -295,8 +296,11 @@ func (c *Comm) publish(o *Op) (moved bool) {
 			if k >= 2 && !c.acked(o, k-1) {
 				break
 			}
-			if len(v.locals) == 0 {
-				o.published = o.chunks // nobody reads the slot
+			if len(v.locals) == 0 { // nobody reads the slot: it only says that we have arrived
+				reopen(s.pub)
+				o.h.put(s.call)
+				s.pub.Store(stamp | 1<<1 | sealedBit)
+				o.published = o.chunks
 				break
 			}
 		}

@@ -56,12 +56,16 @@ func (c *Comm) Missing(epoch, seq uint64, phase uint8) (s slots.Set) {
 	return s
 }
 
-// Arrived is the highest sequence at which this rank has arrived, in the version that the operation is in.
+// Arrived is the highest sequence at which this rank has arrived, in the version that the operation is in. One that waits
+// for a slot, until the others have told that they are done with what it held, has arrived: nobody waits for its program.
 func (c *Comm) Arrived() (seq uint64) {
 	done := c.own.done.Load()
 	seq = done
-	for i := range c.own.slots {
-		st := c.own.slots[i].pub.Load() >> stampShift
+	for i := range len(c.own.slots) + 1 {
+		st := c.entered.Load()
+		if i < len(c.own.slots) {
+			st = c.own.slots[i].pub.Load() >> stampShift
+		}
 		for v := c.first.Load(); v != nil; v = v.next.Load() {
 			cut, over := v.cut()
 			for k := done + 1; k <= done+uint64(c.cfg.Shape.Depth); k++ {
