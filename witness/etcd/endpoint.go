@@ -3,9 +3,10 @@ package etcd
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -72,7 +73,9 @@ func (e *endpoint) reason() error {
 
 func (e *endpoint) dial(ctx context.Context, addr string) (net.Conn, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
-	e.note(err)
+	if err != nil { // a connection alone is no answer
+		e.note(err)
+	}
 	return c, err
 }
 
@@ -85,29 +88,49 @@ type handshake struct {
 func (h handshake) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, info, err := h.TransportCredentials.ClientHandshake(ctx, name, raw)
 	if err != nil {
-		h.e.note(err)
+		h.e.note(fmt.Errorf("%w: %w", errEnded, err))
 		return c, info, err
 	}
-	return &refused{c, h.e}, info, nil
+	return &refused{Conn: c, e: h.e}, info, nil
 }
 
 func (h handshake) Clone() credentials.TransportCredentials {
 	return handshake{h.TransportCredentials.Clone(), h.e}
 }
 
-// refused notes what a server says after a handshake: that it wants a certificate, say.
+// errEnded: a server that does not like who comes, or how, ends the connection; not always does it say why.
+var errEnded = errors.New("it ends the connection")
+
+// refused notes that a server ended the connection before it said a word, which may be read or found in a write.
 type refused struct {
 	net.Conn
-	e *endpoint
+	e     *endpoint
+	heard atomic.Int64
 }
 
 func (c *refused) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	switch {
-	case n > 0:
+	if c.heard.Add(int64(n)) >= aFrame && n > 0 {
 		c.e.note(nil)
-	case err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF):
+	}
+	return n, c.ended(err)
+}
+
+// aFrame is the least that an HTTP/2 server says; what ends less is an alert of TLS.
+const aFrame = 9
+
+func (c *refused) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	return n, c.ended(err)
+}
+
+func (c *refused) ended(err error) error {
+	switch {
+	case err == nil || errors.Is(err, net.ErrClosed):
+	case c.heard.Load() < aFrame:
+		c.e.note(fmt.Errorf("%w: %w", errEnded, err))
+	default:
 		c.e.note(err)
 	}
-	return n, err
+	return err
 }

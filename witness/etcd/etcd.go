@@ -104,6 +104,7 @@ func ask[T any](ctx context.Context, w *Etcd, what string, f func(context.Contex
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer context.AfterFunc(w.ctx, cancel)()
 	until, _ := ctx.Deadline()
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -152,17 +153,19 @@ func ask[T any](ctx context.Context, w *Etcd, what string, f func(context.Contex
 // failed says who was asked, what each said, and what to do.
 func (w *Etcd) failed(what string, took time.Duration, errs []error) error {
 	var parts []string
+	ended := true
 	for i, err := range errs {
 		if err != nil {
 			if why := w.ends[i].reason(); why != nil && errors.Is(err, context.DeadlineExceeded) {
 				err = fmt.Errorf("%w (%w)", err, why)
 				errs[i] = err
 			}
+			ended = ended && errors.Is(err, errEnded)
 			parts = append(parts, fmt.Sprintf("%s: %v", w.ends[i].addr, err))
 		}
 	}
 	err := errors.Join(errs...)
-	return &Error{What: what, Key: w.key, Took: took, Parts: parts, Do: advice(err, w.opts.tls != nil), err: err}
+	return &Error{What: what, Key: w.key, Took: took, Parts: parts, Do: advice(err, ended, w.opts.tls != nil), err: err}
 }
 
 // Error is a question to the etcd that failed on all endpoints.
@@ -183,9 +186,8 @@ func (e *Error) Error() string {
 // Unwrap returns what the endpoints said.
 func (e *Error) Unwrap() error { return e.err }
 
-// advice is what to do about an error.
-func advice(err error, secure bool) string {
-	text := err.Error()
+// advice is what to do about an error. ended: all who were asked ended the connection.
+func advice(err error, ended, secure bool) string {
 	switch {
 	case errors.Is(err, rpctypes.ErrAuthFailed), errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrUserNotFound):
 		return "give the user and the password-file that etcdctl takes"
@@ -195,10 +197,10 @@ func advice(err error, secure bool) string {
 		return "the etcd is full: compact and defragment it, then disarm the alarm (etcdctl alarm disarm)"
 	case errors.Is(err, rpctypes.ErrRequestTooLarge):
 		return "start the etcd with a larger --max-request-bytes"
-	case strings.Contains(text, "certificate") || strings.Contains(text, "tls:"):
+	case secure && ended:
 		return "see that cacert is the CA of the etcd's certificate, that it names the endpoint, and that cert and key are the client's"
-	case !secure && strings.Contains(text, "error reading server preface"):
-		return "the etcd may want TLS: write etcds:// and cacert"
+	case ended:
+		return "see that the etcd runs, and whether it wants TLS: then write etcds:// and cacert"
 	}
 	return "see that the etcd runs, has a leader, and can be reached from this host (etcdctl endpoint status)"
 }
@@ -279,10 +281,10 @@ func (w *Etcd) Close() error {
 	w.closed = true
 	w.mu.Unlock()
 	w.stop()
+	w.bg.Wait()
 	for _, e := range w.ends {
 		e.close()
 	}
-	w.bg.Wait()
 	return nil
 }
 

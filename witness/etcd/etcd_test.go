@@ -261,6 +261,7 @@ func TestTLS(t *testing.T) {
 	for url, want := range map[string]string{
 		url: "see that cacert is the CA", // no certificate of the client
 		"etcds://" + members[0].Addr + "?cert=" + cert + "&key=" + key: "see that cacert is the CA", // another CA
+		"etcd://" + members[0].Addr:                                    "write etcds:// and cacert",
 	} {
 		_, err := open(t, url, "w").Swap(within(t, 3*time.Second), []byte("1"), []byte("2"))
 		require.ErrorContains(t, err, want)
