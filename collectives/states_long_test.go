@@ -1,0 +1,5 @@
+//go:build long
+
+package collectives
+
+const long = true
