@@ -71,7 +71,7 @@ const policy = `
 	pg, ep, transfer, store, internal/launch < examples;
 	pg, ep, internal/history, internal/harness < internal/chaos;
 	bindings, internal/bench, internal/launch, internal/chaos < cmd;
-	NONE < scripts, internal/lint;
+	NONE < scripts, internal/lint, internal/mutate;
 
 	# A concrete link is chosen in device, mesh, examples and tests, nowhere else.
 	device/shm, device/tcp, device/rdma, device/nvlink, device/sim, device/faulty, device/stream

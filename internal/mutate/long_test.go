@@ -1,0 +1,5 @@
+//go:build long
+
+package mutate
+
+const long = true
