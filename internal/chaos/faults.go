@@ -29,6 +29,7 @@ var allKinds = []kind{
 	{"reset", 3, "a connection is closed under a rank", func(r *runner) error { return r.hurt("reset") }, (*runner).hasTCP},
 	{"garble", 3, "a connection gets bytes that are no frame", func(r *runner) error { return r.hurt("garble") }, (*runner).hasTCP},
 	{"cut", 1, "a host is cut off, and the cut heals", (*runner).cutHost, func(r *runner) bool { return r.net != nil && r.cfg.Hosts >= 3 }},
+	{"host", 1, "a host is lost with all its ranks", (*runner).loseHost, func(r *runner) bool { return r.net != nil }},
 }
 
 // Kinds lists the kinds of faults, with what they are.
@@ -462,15 +463,47 @@ func (r *runner) hurt(how string) error {
 	return r.step(m)
 }
 
+// onHost are the ranks of a host.
+func (r *runner) onHost(h int) (ranks []int) {
+	for x := range r.w.Live {
+		if r.hostOf(x) == h {
+			ranks = append(ranks, x)
+		}
+	}
+	return ranks
+}
+
+// loseHost kills all ranks of a host, without which the others have a quorum, and takes the host away.
+func (r *runner) loseHost() error {
+	h := r.rng.IntN(r.cfg.Hosts)
+	gone := r.onHost(h)
+	if n := 2 * len(gone); n > r.cfg.Ranks || n == r.cfg.Ranks && h == 0 {
+		h = r.cfg.Hosts - 1
+		gone = r.onHost(h)
+	}
+	marks := r.marks()
+	r.res.fault("host", gone...)
+	for _, x := range gone {
+		r.w.Kill(r.w.Live[x])
+	}
+	for _, x := range gone {
+		if !r.wait(r.w.Live[x], hang) {
+			return r.broken("", "%s was killed and does not end", r.w.Live[x].Name)
+		}
+	}
+	if err := r.net.Renew(h); err != nil {
+		return err
+	}
+	if err := r.survive(marks, "host lost", gone...); err != nil {
+		return err
+	}
+	return r.replace(gone...)
+}
+
 // cutHost cuts a host off, until its ranks have ended without a quorum, and lets their replacements in after the cut.
 func (r *runner) cutHost() error {
 	h := r.rng.IntN(r.cfg.Hosts)
-	var cut []int
-	for x := range r.w.Live {
-		if r.hostOf(x) == h {
-			cut = append(cut, x)
-		}
-	}
+	cut := r.onHost(h)
 	if 2*len(cut) >= r.cfg.Ranks {
 		return nil
 	}

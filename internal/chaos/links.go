@@ -19,6 +19,7 @@ type links struct {
 
 	mu    sync.Mutex
 	count uint64
+	hurt  []*faulty.Link
 	beats []int64 // when heartbeats were sent over the first link that was made
 
 	armed atomic.Bool // die in the next all_to_all, once one peer has been sent to
@@ -43,7 +44,9 @@ func (l *links) wrap(a *RankArgs) (func(device.Link) device.Link, error) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.count++
-			return s.Wrap(in, faulty.Options{Seed: (a.Seed+uint64(a.Rank))<<8 + l.count})
+			w := s.Wrap(in, faulty.Options{Seed: (a.Seed+uint64(a.Rank))<<8 + l.count})
+			l.hurt = append(l.hurt, w)
+			return w
 		}, nil
 	case a.Tap:
 		return func(in device.Link) device.Link {
@@ -54,6 +57,18 @@ func (l *links) wrap(a *RankArgs) (func(device.Link) device.Link, error) {
 		}, nil
 	}
 	return nil, nil
+}
+
+// fired is how many frames the script has hurt. It is called when the links are over.
+func (l *links) fired() (n uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.hurt {
+		for _, x := range w.Fired() {
+			n += x
+		}
+	}
+	return n
 }
 
 // tap is a link that is watched.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/internal/faultpoint"
-	"github.com/serry-project/serry/internal/harness"
 )
 
 // tries is in how many steps a point has to be passed, or the order to die there is given up.
@@ -21,7 +20,7 @@ const tries = 100
 //	reset N            close the Nth of your TCP connections
 //	garble N           write garbage into it
 //	pace DURATION      sleep so long between steps from now on
-//	touch BYTES        take so much memory
+//	touch BYTES        take so much memory; at once, beside the program
 //	onepeer            kill yourself in the next all_to_all when you have sent to exactly one peer
 //	leave              leave the world
 //	stats              say what this process holds: "stats JSON"
@@ -76,14 +75,6 @@ func (r *rank) carryOut(line string, step int) error {
 			return err
 		}
 		if err := hurtSocket(n, word == "garble"); err != nil {
-			return err
-		}
-	case "touch":
-		var n int64
-		if _, err := fmt.Sscan(rest, &n); err != nil {
-			return err
-		}
-		if err := harness.Touch(n); err != nil {
 			return err
 		}
 	case "leave":

@@ -107,6 +107,7 @@ type started struct {
 //	epoch E SLOTS       the first operation of the world in an epoch
 //	lost=SLOT           a view without it
 //	did ORDER           an order has been carried out; "missed": its point was not passed in many steps
+//	hurt N              so many frames were hurt by LinkFaults
 //	violation WHY       something that the rank sees for itself
 //	over WHY            the program is over for this rank
 //	left
@@ -171,6 +172,9 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 	}
 	r.rec.put(&history.Event{Kind: history.Ended, Outcome: history.Left})
 	r.checkCanaries()
+	if r.LinkFaults != "" {
+		r.say("hurt %d", r.faults.fired())
+	}
 	if err := goleak.Find(ours...); err != nil {
 		r.say("violation after Leave: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
@@ -184,7 +188,14 @@ func (r *rank) say(format string, a ...any) { fmt.Fprintf(r.out, format+"\n", a.
 func (r *rank) listen(in io.Reader) {
 	sc := bufio.NewScanner(in)
 	for sc.Scan() {
-		r.orders <- sc.Text()
+		var n int64
+		if _, err := fmt.Sscanf(sc.Text(), "touch %d", &n); err != nil {
+			r.orders <- sc.Text()
+		} else if err := harness.Touch(n); err != nil {
+			r.say("cannot %s: %v", sc.Text(), err)
+		} else {
+			r.say("did %s", sc.Text())
+		}
 	}
 	os.Exit(3)
 }

@@ -84,6 +84,7 @@ type Result struct {
 	Resume      Millis           `json:"resume_ms"`
 	ByPoint     map[string]Point `json:"by_point"`
 	ByRank      map[string]int   `json:"by_rank"`
+	Frames      int              `json:"frames"`     // that were delayed or refused besides
 	Operations  int              `json:"operations"` // that ranks returned from, and that were checked
 	Bars        []Bar            `json:"bars,omitempty"`
 	Found       []Found          `json:"found,omitempty"`
@@ -203,6 +204,9 @@ func (r *Result) Print(w io.Writer) {
 			fmt.Fprintf(t, "  all kills\t%d\t%.1f\t%.1f\t%.1f\n", r.Resume.Count, r.Resume.P50, r.Resume.P99, r.Resume.Max)
 		}
 		_ = t.Flush()
+	}
+	if r.Frames > 0 {
+		fmt.Fprintf(w, "  %d frames delayed or refused besides\n", r.Frames)
 	}
 	fmt.Fprintf(w, "  %d faults, %d operations checked, %d violations, %d hangs, %d wrong blames, %.1f s\n", r.Faults, r.Operations, r.Violations, r.Hangs, r.WrongBlames, r.Seconds)
 	for _, n := range r.Notes {

@@ -31,13 +31,14 @@ type Config struct {
 	Points   []string // at which to kill; none: all
 	Resident int64    // memory that each rank has touched
 	Deadline time.Duration
+	Frames   bool   // in every other world: frames are delayed, and links are full
 	PerWorld int    // faults before another program is begun
 	Command  string // for the record
 }
 
 // Defaults are those of serry chaos.
 func Defaults() Config {
-	return Config{Ranks: 4, Hosts: 1, Faults: 1000, Seed: 1, Links: "shm", Deadline: time.Second, PerWorld: 25}
+	return Config{Ranks: 4, Hosts: 1, Faults: 1000, Seed: 1, Links: "shm", Deadline: time.Second, PerWorld: 25, Frames: true}
 }
 
 // Options are where to run it.
@@ -72,6 +73,9 @@ type runner struct {
 	edit   func(a *RankArgs)       // of every rank
 	env    func(rank int) []string // more environment for a rank
 }
+
+// frameFaults delays frames of each kind now and then, and says that a link is full.
+const frameFaults = "(full (kind data p2p) (chance 0.02)) (delay 2ms (every 53)) (delay 1ms recv (every 71))"
 
 // errBroken: the world cannot be used any more; a violation says why.
 var errBroken = errors.New("chaos: the world is broken")
@@ -150,6 +154,9 @@ func (r *runner) world() error {
 	r.failed = nil
 	args := RankArgs{Ranks: r.cfg.Ranks, Mode: pg.Mode(r.worlds % 2), Seed: r.cfg.Seed<<16 + uint64(r.worlds), Late: r.cfg.Deadline,
 		Pause: time.Millisecond, Resident: r.cfg.Resident, Life: 10 * time.Minute}
+	if r.cfg.Frames && r.worlds%2 == 0 {
+		args.LinkFaults = frameFaults
+	}
 	if r.edit != nil {
 		r.edit(&args)
 	}
@@ -329,6 +336,14 @@ func (r *runner) endWorld() error {
 		r.res.violate(f)
 	}
 	r.res.take(rep, found)
+	for _, m := range w.Ever {
+		for _, line := range m.Lines() {
+			var n int
+			if _, err := fmt.Sscanf(line, "hurt %d", &n); err == nil {
+				r.res.Frames += n
+			}
+		}
+	}
 	r.measure(rep.Run)
 	if r.after != nil {
 		r.after(rep.Run)

@@ -72,7 +72,7 @@ func RunScenarios(ctx context.Context, o Options, cfg Config, name string) (rs [
 }
 
 func (s *Scenario) do(ctx context.Context, o Options, cfg Config) (*Result, error) {
-	cfg.Hosts = max(1, s.hosts)
+	cfg.Hosts, cfg.Frames = max(1, s.hosts), false
 	if s.set != nil {
 		s.set(&cfg)
 	}
@@ -111,7 +111,7 @@ func (r *runner) within(n, per int, f func(i int) error, after func(run *history
 				err = f(i)
 			}
 			i++
-			r.progress.say("%s: %d of %d, %d violations", r.res.Name, i, n, r.res.Violations)
+			r.progress.say("%s: %d faults, %d violations, world %d", r.res.Name, r.res.Faults, r.res.Violations, r.worlds)
 		}
 		if err != nil && !errors.Is(err, errBroken) {
 			return err

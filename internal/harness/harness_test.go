@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -78,5 +79,26 @@ func TestHostsReachEachOther(t *testing.T) {
 			_, err = client.Line("over "+name, wait)
 			require.NoError(t, err)
 		})
+	}
+}
+
+// TestHostIsRenewed: what comes in the place of a host has its address.
+func TestHostIsRenewed(t *testing.T) {
+	n, err := NewNetwork(2)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(n.Close)
+	at := net.JoinHostPort(n.Hosts[0].IP, "4711")
+	for range 3 {
+		server := Start(t, "server", "echo", []string{at}, n.Hosts[0].In())
+		_, err := server.Line("at", 10*time.Second)
+		require.NoError(t, err)
+		client := Start(t, "client", "says", []string{at}, n.Hosts[1].In())
+		_, err = client.Line("dialled", 10*time.Second)
+		require.NoError(t, err)
+		server.Signal(syscall.SIGKILL)
+		<-server.Done()
+		require.NoError(t, n.Renew(0))
 	}
 }

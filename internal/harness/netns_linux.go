@@ -15,8 +15,10 @@ import (
 
 // Network is hosts that are joined by a switch. It takes the rights of root.
 type Network struct {
-	Hosts []*Host
-	sw    netns.NsHandle
+	Hosts  []*Host
+	sw     netns.NsHandle
+	in     *netlink.Handle // of the switch
+	bridge *netlink.Bridge
 }
 
 // Host is a network namespace: processes in different ones share neither abstract sockets nor, so, memory. It ends with
@@ -45,37 +47,63 @@ func NewNetwork(n int) (_ *Network, err error) {
 	if w.sw, err = newNetns(); err != nil {
 		return nil, err
 	}
-	in, err := netlink.NewHandleAt(w.sw)
-	if err != nil {
+	if w.in, err = netlink.NewHandleAt(w.sw); err != nil {
 		return nil, err
 	}
-	defer in.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "switch"
-	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	if err := in.LinkAdd(bridge); err != nil {
+	w.bridge = &netlink.Bridge{LinkAttrs: attrs}
+	if err := w.in.LinkAdd(w.bridge); err != nil {
 		return nil, fmt.Errorf("a bridge: %w", err)
 	}
-	if err := in.LinkSetUp(bridge); err != nil {
+	if err := w.in.LinkSetUp(w.bridge); err != nil {
 		return nil, err
 	}
+	w.Hosts = make([]*Host, n)
 	for i := range n {
-		h := &Host{ns: netns.None(), IP: net.IPv4(10, 99, 0, byte(i+1)).String(), name: "serry0"}
-		w.Hosts = append(w.Hosts, h)
-		if h.ns, err = newNetns(); err != nil {
+		if err := w.make(i); err != nil {
 			return nil, err
-		}
-		if err := h.join(in, bridge, i); err != nil {
-			return nil, fmt.Errorf("host %d: %w", i, err)
 		}
 	}
 	return w, nil
 }
 
+// make makes host i.
+func (w *Network) make(i int) (err error) {
+	h := &Host{ns: netns.None(), IP: net.IPv4(10, 99, 0, byte(i+1)).String(), name: "serry0",
+		mac: net.HardwareAddr{0x02, 0x5e, 0x44, 0, 1, byte(i + 1)}} // the next one in its place has it too, as others know it
+	w.Hosts[i] = h
+	if h.ns, err = newNetns(); err == nil {
+		err = h.join(w.in, w.bridge, i)
+	}
+	if err != nil {
+		return fmt.Errorf("host %d: %w", i, err)
+	}
+	return nil
+}
+
+// Renew takes a host away, as if it had burnt, and makes another with its address. Its processes must have ended.
+func (w *Network) Renew(i int) error {
+	w.Hosts[i].Close()
+	if l, err := w.in.LinkByName(portName(i)); err == nil { // else it ended with the namespace
+		if err := w.in.LinkDel(l); err != nil {
+			return fmt.Errorf("harness: the cable of host %d: %w", i, err)
+		}
+	}
+	return w.make(i)
+}
+
+func portName(i int) string { return fmt.Sprintf("port%d", i) }
+
 // Close gives up the namespaces. Those in which processes run end with them.
 func (w *Network) Close() {
 	for _, h := range w.Hosts {
-		h.Close()
+		if h != nil {
+			h.Close()
+		}
+	}
+	if w.in != nil {
+		w.in.Close()
 	}
 	if w.sw.IsOpen() {
 		_ = w.sw.Close()
@@ -121,9 +149,9 @@ func (h *Host) join(in *netlink.Handle, bridge netlink.Link, i int) error {
 		return err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = fmt.Sprintf("port%d", i)
+	attrs.Name = portName(i)
 	attrs.MasterIndex = bridge.Attrs().Index
-	port := &netlink.Veth{LinkAttrs: attrs, PeerName: h.name, PeerNamespace: netlink.NsFd(h.ns)}
+	port := &netlink.Veth{LinkAttrs: attrs, PeerName: h.name, PeerHardwareAddr: h.mac, PeerNamespace: netlink.NsFd(h.ns)}
 	if err := in.LinkAdd(port); err != nil {
 		return fmt.Errorf("a pair of virtual interfaces: %w", err)
 	}
@@ -131,7 +159,6 @@ func (h *Host) join(in *netlink.Handle, bridge netlink.Link, i int) error {
 	if err != nil {
 		return err
 	}
-	h.mac = l.Attrs().HardwareAddr
 	ip, mask := net.ParseIP(h.IP), net.CIDRMask(24, 32)
 	if err := mine.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: mask}}); err != nil {
 		return err

@@ -21,6 +21,9 @@ func NewNetwork(n int) (*Network, error) { return nil, errHosts }
 // Close gives up the namespaces.
 func (w *Network) Close() {}
 
+// Renew takes a host away and makes another with its address.
+func (w *Network) Renew(i int) error { return errHosts }
+
 // Close gives up the namespace of one host.
 func (h *Host) Close() {}
 

@@ -79,8 +79,7 @@ type turn struct {
 }
 
 // turns says how a stage meets the points: in the full matrix each with both hosts' ranks and both modes, three times; by
-// default with one of each and then with the other of both; and a small part of that under -short or the race detector. at
-// is the number of the point, with a stage's number added: the other choices alternate with it.
+// default with one of each; and a small part of that under -short. at is the number of the point, with a stage's number added: the other choices alternate with it.
 func turns(at int) (ts []turn) {
 	modes := []pg.Mode{pg.Raise, pg.Continue}
 	pick := func(j int) turn { return turn{base: 2 * ((at + j) % 2), mode: modes[(at/2+j)%2], times: 1} }
@@ -99,10 +98,8 @@ func turns(at int) (ts []turn) {
 		if at%4 == 0 {
 			ts = append(ts, pick(0))
 		}
-	case race:
-		ts = append(ts, pick(0))
 	default:
-		ts = append(ts, pick(0), pick(1))
+		ts = append(ts, pick(0))
 	}
 	return ts
 }
