@@ -262,7 +262,7 @@ func (c *Checker) checkBlame(v *view, slot int) {
 }
 
 // checkQuorum: more than half of the last view must be behind the next one. Those count that are in it, those that left,
-// and the dead of whose host somebody is in it.
+// the dead of whose host somebody is in it, and the living that were lost and can have agreed to it.
 func (c *Checker) checkQuorum(prev, v *view) {
 	gone := prev.set.Minus(v.set)
 	if gone.Empty() {
@@ -275,7 +275,7 @@ func (c *Checker) checkQuorum(prev, v *view) {
 			return // not told
 		}
 		x := &c.run.Procs[p]
-		if c.lives[p].left || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, v) {
+		if c.lives[p].left || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, v) || c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
 			behind.Add(s)
 		}
 	}
@@ -284,6 +284,28 @@ func (c *Checker) checkQuorum(prev, v *view) {
 		return
 	}
 	c.violate("P7", []Ref{prev.ref, v.ref}, "the view of epoch %d is %s after %s: only %s can have agreed", v.epoch, text(v.set), text(prev.set), text(behind))
+}
+
+// spoke says that a process can have been heard between two times: it lived, and was not stopped or cut off all the while.
+// Who votes for its own exclusion does so after the deed that it is excluded for.
+func (c *Checker) spoke(p int, from, to int64) bool {
+	if x := &c.run.Procs[p]; x.Killed != 0 {
+		to = min(to, x.Killed-1)
+	}
+	for again := true; again && from <= to; {
+		again = false
+		for i := range c.run.Deeds {
+			d := &c.run.Deeds[i]
+			if d.Proc != p || d.What != Stop && d.What != Cut || d.Time > from || d.Until != 0 && d.Until <= from {
+				continue
+			}
+			if d.Until == 0 {
+				return false
+			}
+			from, again = d.Until, true
+		}
+	}
+	return from <= to
 }
 
 func (c *Checker) hasMate(host int, v *view) bool {

@@ -236,6 +236,16 @@ var cases = []struct {
 		s.put(3, Event{Kind: Ended, Outcome: Evicted})
 		return s
 	}},
+	{"P4: what was in flight in frames may complete it", "", func() *story {
+		s := founded(4)
+		s.Frames = true
+		s.deed(3, Stop, true)
+		s.view(2, three, slots.Of(3), 0, 1, 2)
+		s.op(1, ok(1, 1, four), 3)
+		s.op(1, ok(1, 2, three), 0, 1, 2)
+		s.put(3, Event{Kind: Ended, Outcome: Evicted})
+		return s
+	}},
 	{"P4: what was called before may succeed", "", func() *story {
 		s := founded(4)
 		s.put(3, Event{Kind: Issue, Group: world, Op: AllReduce, Call: 1})

@@ -150,6 +150,8 @@ type Run struct {
 	// Deadline for each stop, where f is what was done meanwhile. Detect 0: only calls without an end are found.
 	Detect, Deadline int64
 
+	// Frames: data may travel in frames. What was under way to a process when it was excluded may complete its operation.
+	Frames bool
 	// Witness: a tie may be decided for the half without the lowest slot.
 	Witness bool
 	// Live: the run went on after the last deed until it was told to end, so whoever is left must have completed an

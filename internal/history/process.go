@@ -126,7 +126,7 @@ func (c *Checker) checkTime(ref Ref, o *opened, from int64) {
 func (c *Checker) checkSuccess(ref Ref, o *opened) {
 	e, p := c.event(ref), ref.Proc
 	x, l := &c.run.Procs[p], &c.lives[p]
-	if l.to != 0 && !l.left && o.at > l.lostAt && !e.Op.Local() && e.Op != Boundary {
+	if l.to != 0 && !l.left && o.at > l.lostAt && !e.Op.Local() && e.Op != Boundary && !c.run.Frames {
 		c.violate("P4", []Ref{o.ref, ref}, "%s: %v %s succeeds, called after the rank was excluded (epoch %d)", c.who(p), e.Op, place(e), l.to)
 	}
 	if c.run.Want != nil {
