@@ -216,13 +216,15 @@ func (w *stWorld) stuck(cs []stChoice) string {
 // stReport is what an exploration came to.
 type stReport struct {
 	states, edges, deepest int
+	ends                   map[uint64]int // what paths came to: how often
 	complete               bool
 	took                   time.Duration
 	bad                    string
 }
 
 func (r stReport) String() string {
-	s := fmt.Sprintf("%d states, %d steps between them, paths of at most %d steps, %v", r.states, r.edges, r.deepest, r.took.Round(time.Millisecond))
+	s := fmt.Sprintf("%d states, %d steps between them, paths of at most %d steps to %d ends, %v",
+		r.states, r.edges, r.deepest, len(r.ends), r.took.Round(time.Millisecond))
 	if !r.complete {
 		s += " (not all of them)"
 	}
@@ -277,11 +279,14 @@ func explore(cfg stConfig) (rep stReport) {
 		if cfg.switches >= 0 && int(w.oracle.used) >= cfg.switches {
 			all = all[:f.lo+len(slices.DeleteFunc(all[f.lo:], w.costs))]
 		}
-		f.hi = len(all)
+		if f.hi = len(all); f.lo == f.hi {
+			rep.ends[w.end()]++
+		}
 		frames = append(frames, f)
 		rep.deepest = max(rep.deepest, len(frames))
 		return true
 	}
+	rep.ends = map[uint64]int{}
 	w.reset()
 	enter()
 	for len(frames) > 0 && w.bad == "" {

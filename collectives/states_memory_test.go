@@ -286,7 +286,11 @@ func (t *stThread) saw(v uint64) { t.hist = mix(t.hist, v) }
 
 // decided is a caller that has found or made the decision that it needs: what it saw on the way to it is of no use any more.
 func (t *stThread) decided(d decision) {
-	t.hist = mix(t.mark, uint64(d&^(1<<30-1<<16)))
+	if t.w.cfg.exact {
+		t.saw(uint64(d))
+	} else {
+		t.hist = mix(t.mark, uint64(d&^(1<<30-1<<16)))
+	}
 	t.pause("after", 0)
 }
 
@@ -301,12 +305,12 @@ func (t *stThread) pause(op string, n int) {
 	switch {
 	case wakes && !t.waking:
 		t.quiet = t.hist
-	case !wakes && t.waking:
+	case !wakes && t.waking && !t.w.cfg.exact:
 		t.hist = mix(t.quiet, 0x77)
 	}
 	t.op, t.waking = op, wakes
 	t.hist = mix(t.hist, uint64(n)+0x51)
-	if t.access != stDec {
+	if t.access != stDec || t.w.cfg.exact {
 		t.mark = t.hist
 	}
 	t.yield(struct{}{})

@@ -45,6 +45,9 @@ func stConfigs() []stConfig {
 		{ranks: 3, depth: 1, ops: two, switches: 0, faults: 1, stop: true},
 		{ranks: 2, depth: 2, ops: append(two, AllReduce), switches: 1, faults: 1, crash: true, ahead: true},
 	}
+	if testing.Short() {
+		return cs[:2]
+	}
 	if long {
 		cs = append(cs,
 			stConfig{ranks: 2, depth: 1, ops: two, switches: -1, faults: 1, stop: true},
@@ -113,4 +116,26 @@ func TestStatesAreTheSame(t *testing.T) {
 	require.True(t, a.complete)
 	cfg.limit = 100
 	require.False(t, explore(cfg).complete)
+}
+
+// TestNothingOfUseIsForgotten: what a thread's hash leaves out makes no difference to what paths come to.
+func TestNothingOfUseIsForgotten(t *testing.T) {
+	two := []Kind{AllReduce, AllReduce}
+	for _, cfg := range []stConfig{
+		{ranks: 2, depth: 1, ops: two, switches: -1},
+		{ranks: 2, depth: 1, ops: two, switches: 1, faults: 1, stop: true},
+		{ranks: 2, depth: 1, ops: two, switches: 1, faults: 1, crash: true},
+	} {
+		less := explore(cfg)
+		cfg.exact = true
+		all := explore(cfg)
+		t.Logf("%v: %d states instead of %d, %d ends", cfg, less.states, all.states, len(all.ends))
+		require.Empty(t, less.bad+all.bad)
+		require.Less(t, less.states, all.states)
+		require.True(t, cfg.faults == 0 || len(all.ends) > 10)
+		for e := range all.ends {
+			require.Contains(t, less.ends, e)
+		}
+		require.Len(t, less.ends, len(all.ends))
+	}
 }

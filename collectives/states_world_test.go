@@ -22,6 +22,7 @@ type stConfig struct {
 	all      bool // who is to be excluded may promise that too
 	empty    bool // a change closes the word and is given up, or loses nobody
 	fine     bool // stops also after each load of a seal
+	exact    bool // nothing that a thread has seen is forgotten before its next call
 	switches int  // at most so many times a thread that could go on is set aside; -1: any number
 	limit    int  // states; 0: all
 }
@@ -236,6 +237,7 @@ func (x *stRank) boundary(t *stThread, tag uint64) {
 		t.hist = mix(t.hist, o.Ver.Epoch<<32|uint64(o.published)<<24|uint64(o.arrived)<<16|uint64(o.sentTo)<<8|f)
 		t.hist = mix(t.hist, binary.LittleEndian.Uint64(x.out[i]))
 	}
+	t.mark = t.hist
 	x.look()
 }
 
@@ -411,6 +413,21 @@ func (w *stWorld) key() uint64 {
 		h = mix(h, uint64(uint8(o.last))|uint64(o.used)<<8)
 	}
 	return h
+}
+
+// end hashes what a path came to, without how.
+func (w *stWorld) end() uint64 {
+	o, h := &w.oracle, uint64(2)
+	for r, x := range w.ranks {
+		h = mix(h, w.bytes(r))
+		for _, q := range x.results {
+			h = mix(mix(h, q.epoch<<8|uint64(q.set)), q.sum)
+		}
+	}
+	for i := range o.n {
+		h = mix(h, uint64(o.views[i].members)|o.views[i].cut<<8|uint64(o.views[i].version)<<16)
+	}
+	return mix(mix(h, uint64(o.dead)), binary.LittleEndian.Uint64(w.words[wordIndex:]))
 }
 
 // bytes hashes the area of a rank.
