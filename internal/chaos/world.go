@@ -214,6 +214,9 @@ func (w *World) run() (*history.Run, error) {
 	if limit == 0 {
 		limit = time.Second
 	}
+	for _, m := range w.Ever {
+		run.Frames = run.Frames || m.Args.Links == "tcp" || m.Args.Listen != ""
+	}
 	run.Detect = int64(limit + 4*time.Second) // the rest is for a machine that has other things to do
 	run.Deeds = append(run.Deeds, w.deeds...)
 	for i, m := range w.Ever {
