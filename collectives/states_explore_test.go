@@ -64,6 +64,20 @@ func (w *stWorld) enabled(t *stThread) bool {
 	return t.busy && !t.asleep && w.oracle.alive(t.rank)
 }
 
+// settled says that no change is under way, and none can come.
+func (w *stWorld) settled() bool {
+	o := &w.oracle
+	if o.faults > 0 || o.open || o.view().members&o.dead != 0 {
+		return false
+	}
+	for _, t := range w.threads[w.cfg.ranks:] {
+		if t.busy && o.alive(t.rank) {
+			return false
+		}
+	}
+	return true
+}
+
 // choices appends all that may happen next.
 func (w *stWorld) choices(cs []stChoice) []stChoice {
 	from, o := len(cs), &w.oracle

@@ -16,7 +16,8 @@ import (
 // These are no scheduling points, because they commute with all that others do:
 //   - what a rank's caller loads from its own area: nobody else ever stores there, which is checked;
 //   - stores to ack words: nobody loads one while contributions lie whole in slots, which is checked;
-//   - the directory: the areas are bound before the exploration begins.
+//   - the directory: the areas are bound before the exploration begins;
+//   - what a rank is about to complete, when no change is under way and none can come: nobody loads that any more.
 //
 // The plain stores of a call's header come with the access before them, the opening of the seal: who reads the header in
 // between sees the seal open afterwards, either way. The bytes of a contribution are stored in two halves.
@@ -151,7 +152,7 @@ func (x *stWord) before(store bool) {
 			w.fail("%v loads an ack word: it is no scheduling point in this exploration", t)
 		}
 		return
-	case mine && !t.loop && !store:
+	case mine && !t.loop && !store, x.kind == stCompleting && store && w.settled():
 		return
 	}
 	op := "load"

@@ -134,8 +134,8 @@ func (w *stWorld) region(b []byte) int {
 	return -1
 }
 
-// value is what a rank gives to an operation: no two sums of a set of them are equal.
-func value(r int, seq uint64) uint64 { return (seq + 2) << (16 * r) }
+// value is what a rank gives to an operation: no two sums of a set of them are equal, nor their halves.
+func value(r int, seq uint64) uint64 { return (seq + 2) * (1<<32 + 1) << (8 * r) }
 
 // reset makes the world new. Of its memory the parts that are used are cleared.
 func (w *stWorld) reset() {
