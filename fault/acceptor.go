@@ -190,10 +190,11 @@ func (m *Machine) sendPromise() {
 		h := held{GroupDone: s}
 		if i := slices.IndexFunc(m.groups, func(g Group) bool { return g.ID == s.Group }); i >= 0 {
 			h.Slots, h.Order = m.groups[i].Slots, uint32(i)+1
-			// What an earlier cut let succeed has succeeded for all members, also for one that has not learned it yet.
+			// A newcomer begins where the others stood, also one that has not told its host so yet. What a loss let succeed
+			// may still fall, if those are lost who have returned from it.
 			h.Done = slices.Clone(h.Done)
 			for k := range h.Done {
-				h.Done[k].Seq = max(h.Done[k].Seq, m.groups[i].Cut)
+				h.Done[k].Seq = max(h.Done[k].Seq, m.groups[i].floor)
 			}
 		}
 		x.Groups = append(x.Groups, h)

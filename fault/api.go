@@ -39,6 +39,8 @@ type Group struct {
 	Version uint64 // epoch of the last change that removed or added one of its members
 	Cut     uint64 // sequence up to which operations belong to earlier versions
 	Failed  string // not empty: failed for good, alike on all members, and why
+
+	floor uint64 // no cut falls below: newcomers have begun there
 }
 
 // Done is how far one living process of this host has got in a group: it has, or may already have, returned
@@ -154,6 +156,7 @@ type (
 		Group, Seq uint64
 		Missing    Set
 		Arrived    uint64 // the highest sequence of the asked group at which this process has arrived
+		Held       bool   // the caller stands in a Boundary, until Release or Install
 	}
 	// Abort fails a group for good on all members (mismatch, abort, collective close); Group 1 is this rank's loss.
 	Abort struct {

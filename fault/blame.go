@@ -8,9 +8,9 @@ import (
 
 // The wait-for graph. A chase starts at an operation whose deadline is over here, and asks along: each rank that an
 // operation misses is asked about that operation, and those whom it waits for itself are asked next. A rank that has not
-// arrived and waits for nothing, or does not answer, is a sink: it is late. The answers are given at different times, so
-// a ring is asked a second time: whoever waits for the same operation in both answers waited for it all the time between,
-// and so all of the ring did at once.
+// arrived and waits for nothing, or does not answer, is a sink: it is late, unless it is held in a Boundary. The answers
+// are given at different times, so a ring is asked a second time: whoever waits for the same operation in both answers
+// waited for it all the time between, and so all of the ring did at once.
 
 // wait is an operation that somebody waits in.
 type wait struct{ group, seq uint64 }
@@ -113,7 +113,7 @@ func (m *Machine) onWaiting(e Waiting) {
 	w := b.pending[i]
 	b.pending = slices.Delete(b.pending, i, i+1)
 	m.send(w.from, status{head: m.head(), Token: w.x.Token, Group: w.x.Group, Seq: w.x.Seq, Arrived: e.Arrived,
-		WaitGroup: e.Group, WaitSeq: e.Seq, Missing: e.Missing, Over: slices.Contains(b.over, wait{e.Group, e.Seq})})
+		WaitGroup: e.Group, WaitSeq: e.Seq, Missing: e.Missing, Over: slices.Contains(b.over, wait{e.Group, e.Seq}), Held: e.Held})
 }
 
 func (m *Machine) onStatus(from ID, x status) {
@@ -214,7 +214,7 @@ func judgeWaits(root wait, asked []answer) (late, ring []answer) {
 		})
 	}
 	for _, a := range asked {
-		sink := a.mute || a.known && a.Arrived < a.seq && a.WaitGroup == 0
+		sink := a.mute || a.known && a.Arrived < a.seq && a.WaitGroup == 0 && !a.Held
 		if sink && over(a.wait) && !slices.ContainsFunc(late, func(x answer) bool { return x.slot == a.slot }) {
 			late = append(late, a)
 		}

@@ -368,6 +368,7 @@ func (p *status) code(c *codec) {
 	c.u64(&p.WaitSeq)
 	c.set(&p.Missing)
 	c.bool(&p.Over)
+	c.bool(&p.Held)
 }
 
 func (p *joinFwd) code(c *codec) {

@@ -106,6 +106,9 @@ func (m *Machine) applyCuts(v Value, h installed, closed []uint64) (reopen []uin
 		switch {
 		case c != nil:
 			g.Active, g.Version, g.Cut = g.Slots.And(now), v.Epoch, c.Seq
+			if v.At != 0 {
+				g.floor = c.Seq
+			}
 			if g.Failed == "" {
 				g.Failed = c.Fail
 			}

@@ -114,6 +114,9 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 	m.view.Incs = incsOf(m.view.Incs, m.view.Members)
 	m.view.Size = max(m.view.Size, len(m.view.Incs))
 	m.groups = slices.Clone(cfg.Groups)
+	for i := range m.groups {
+		m.groups[i].floor = m.groups[i].Cut
+	}
 	if m.group(1) == nil {
 		m.groups = slices.Insert(m.groups, 0, Group{ID: 1, Version: m.view.Epoch})
 	}
@@ -374,11 +377,13 @@ func (m *Machine) await(r Received, e uint64) {
 	if len(m.waits) < keepHeld {
 		m.waits = append(m.waits, r)
 	}
-	switch {
-	case m.member(r.From) != nil:
+	if m.member(r.From) != nil {
 		m.send(r.From, hello{m.head()})
-	case e > m.asked:
-		m.broadcast(hello{m.head()})
+	} else { // one that came in with the view that we have missed
+		m.emit(Send{Nonce: r.Nonce, Msg: hello{m.head()}})
+		if e > m.asked {
+			m.broadcast(hello{m.head()})
+		}
 	}
 	m.asked = max(m.asked, e)
 }

@@ -136,6 +136,7 @@ type (
 		WaitGroup, WaitSeq uint64
 		Missing            Set
 		Over               bool // the deadline of what it waits for is over
+		Held               bool // stands in a Boundary, where a growth or a change keeps it
 	}
 
 	joinFwd struct { // a Join, passed on to the coordinator
