@@ -121,6 +121,9 @@ func TestStatesAreTheSame(t *testing.T) {
 
 // TestNothingOfUseIsForgotten: what a thread's hash leaves out makes no difference to what paths come to.
 func TestNothingOfUseIsForgotten(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a matter of how states are told apart, not of the protocol")
+	}
 	two := []Kind{AllReduce, AllReduce}
 	for _, cfg := range []stConfig{
 		{ranks: 2, depth: 1, ops: two, switches: -1},
