@@ -111,6 +111,9 @@ func (p *Peer) Bytes() (in, out int64) { return p.base.Bytes() }
 // Dead says whether Handler.Died was called, or is about to be.
 func (p *Peer) Dead() bool { return p.dead.Load() }
 
+// Silent says whether Handler.Silent was called, and Heard not since.
+func (p *Peer) Silent() bool { return p.silent.Load() }
+
 // Forget closes the link and stops watching: a view has dropped the process, and nothing of it counts any more. Its
 // memory stays mapped as long as the Peer is reachable.
 func (p *Peer) Forget() {

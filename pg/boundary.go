@@ -20,12 +20,14 @@ const leaveFailed = time.Second
 
 // boundaryHold is what the machine has said about Boundaries.
 type boundaryHold struct {
-	on   atomic.Bool // somebody waits to come in
-	mu   sync.Mutex
-	at   uint64 // the Boundary to stop in; 0: the next one
-	done uint64 // newcomers have entered at this one
-	came []int  // their slots
-	ch   chan struct{}
+	on atomic.Bool // somebody waits to come in
+	// standing counts the callers that wait in a Boundary: whom we hold is not late.
+	standing atomic.Int32
+	mu       sync.Mutex
+	at       uint64 // the Boundary to stop in; 0: the next one
+	done     uint64 // newcomers have entered at this one
+	came     []int  // their slots
+	ch       chan struct{}
 }
 
 func (h *boundaryHold) set(f func()) {
@@ -135,7 +137,9 @@ func (w *World) Boundary(ctx context.Context, attach func() []byte) (Passed, err
 			quiet = false
 		}
 		begin := w.ground.Now()
+		w.hold.standing.Add(1)
 		w.ground.Await(ctx, nagEvery, wait)
+		w.hold.standing.Add(-1)
 		if err := ctx.Err(); err != nil {
 			return Passed{Count: n}, fmt.Errorf("serry: waiting in Boundary %d for a newcomer to be admitted: %w", n, err)
 		}

@@ -117,18 +117,13 @@ func (g *Group) await(ctx context.Context, n need, w *Work) (held bool, err erro
 			return true, nil
 		}
 		if err = g.w.overErr(); err == nil {
-			select {
-			case <-c.ch:
-			case <-ctx.Done():
-				err = ctx.Err()
-			case <-g.w.isOver:
-				err = g.w.overErr()
-			}
+			err = ctx.Err()
 		}
 		if err != nil {
 			g.leave(c, false)
 			return false, err
 		}
+		g.w.ground.Await(ctx, 0, c.ch, g.w.isOver)
 	}
 }
 
@@ -155,12 +150,10 @@ func (g *Group) handOver(ctx context.Context, w *Work) (held, over bool, err err
 	}
 	c := g.enter(n, w)
 	g.release()
-	for end := g.w.isOver; ; {
-		select {
-		case <-c.ch:
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-end: // the next step finds it
+	for end := (<-chan struct{})(g.w.isOver); ; {
+		g.w.ground.Await(ctx, 0, c.ch, end)
+		err = ctx.Err()
+		if end != nil && isClosed(end) { // the next step finds it
 			end = nil
 			g.hurry(c)
 		}
@@ -179,7 +172,7 @@ func (g *Group) retake() {
 	}
 	c := g.enter(needTurn, nil)
 	for !g.try() {
-		<-c.ch
+		g.w.ground.Await(context.Background(), 0, c.ch)
 	}
 	g.leave(c, true)
 }

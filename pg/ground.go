@@ -21,6 +21,7 @@ type Ground interface {
 	Host() uint64 // equal for processes of one host
 	Nonce() mesh.Nonce
 	Arena() []byte                              // of this process
+	Reserve(n int) error                        // makes the first n bytes of it exist
 	Peer(mesh.Nonce) Peer                       // nil: not linked
 	Link(context.Context, []fault.Member) error // links to all of them
 	Memory() collectives.Memory
@@ -32,6 +33,7 @@ type Peer interface {
 	agent.Peer
 	Arena() []byte // nil: no memory is shared with it
 	Dead() bool
+	Silent() bool // nothing has come from it for the heartbeat limit
 }
 
 // Waits is how a caller waits where it does not sleep on a shared word (collectives.Memory).
@@ -41,8 +43,8 @@ type Waits interface {
 	// Spin waits some nanoseconds, Yield until the others of this core have had a turn.
 	Spin()
 	Yield()
-	// Await waits until one of the channels is closed or has something, ctx is over, or (unless it is 0) d has passed. What
-	// has come is not taken: the caller looks.
+	// Await waits until something comes from one of the channels (at most two; it takes it) or one is closed, ctx is over,
+	// or d has passed (0: never). The caller looks what it was.
 	Await(ctx context.Context, d time.Duration, chs ...<-chan struct{})
 	// Go runs what drives operations for which nobody waits.
 	Go(f func())
@@ -83,7 +85,7 @@ func (m machine) Spin()                      { host.Spin(1) }
 func (m machine) Yield()                     { host.SchedYield() }
 func (m machine) Go(f func())                { go f() }
 
-// Await implements Waits. All channels that callers wait for are closed, never sent to.
+// Await implements Waits.
 func (m machine) Await(ctx context.Context, d time.Duration, chs ...<-chan struct{}) {
 	var a, b <-chan struct{}
 	switch len(chs) {

@@ -172,7 +172,7 @@ func (w *World) ask(ctx context.Context, p Peer, me fault.Member, answers *answe
 			return nil, err
 		}
 		if !ok {
-			if silent++; silent > 1 && p.Dead() {
+			if silent++; silent > 1 && (p.Dead() || p.Silent()) {
 				return nil, fmt.Errorf("%s does not answer", p.Name())
 			}
 			if silent > 200 {
@@ -252,7 +252,7 @@ func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Membe
 				continue
 			}
 			for _, x := range m.View.Members {
-				if p := w.find(x.Nonce); x.Slot != w.slot && g.Slots.Has(x.Slot) && p != nil && !p.Dead() && !answered[mesh.Nonce(x.Nonce)] {
+				if p := w.find(x.Nonce); x.Slot != w.slot && g.Slots.Has(x.Slot) && p != nil && !p.Dead() && !p.Silent() && !answered[mesh.Nonce(x.Nonce)] {
 					ask[mesh.Nonce(x.Nonce)] = true
 				}
 			}

@@ -25,7 +25,7 @@ func Simulate(cfg Config, ground Ground, words []byte, world [16]byte) (*Seat, e
 	w.ground, w.words, w.identity.world = ground, words, world
 	w.identity.capacity = cfg.Capacity
 	var err error
-	if w.arena, err = collectives.NewArena(ground.Arena(), func(int) error { return nil }, w.cfg.shape()); err != nil {
+	if w.arena, err = collectives.NewArena(ground.Arena(), ground.Reserve, w.cfg.shape()); err != nil {
 		return nil, err
 	}
 	w.arena.Memory = ground.Memory()
@@ -84,4 +84,19 @@ func (s *Seat) Locked() bool {
 		}
 	}
 	return w.arena.Locked()
+}
+
+// Where says what the caller waits for, and in which versions its groups are: for a trace.
+func (s *Seat) Where() string {
+	x := worldHost{s.World}.Waiting(0)
+	b := fmt.Sprintf("waits in group %x op %d for slots %v", x.Group, x.Seq, x.Missing.Slots())
+	for _, g := range s.World.all() {
+		v := g.comm.Current()
+		b += fmt.Sprintf("; group %x: version %d from %d, slots %v, done %d, issued %d, arrived %d", g.id, v.Epoch, v.From, v.Active.Slots(), g.comm.Done(), g.seq, g.comm.Arrived())
+		if len(g.queue) > 0 {
+			o := &g.queue[0].op
+			b += fmt.Sprintf(", head %v %d of version %d", o.Kind, o.Seq, o.Ver.Epoch)
+		}
+	}
+	return b
 }

@@ -364,6 +364,7 @@ func (h worldHost) Install(in fault.Install) {
 // Waiting implements agent.Host.
 func (h worldHost) Waiting(group uint64) (out fault.Waiting) {
 	w := h.World
+	out.Held = w.hold.standing.Load() > 0
 	if g := w.group(group); g != nil {
 		out.Arrived = g.comm.Arrived()
 	}

@@ -371,6 +371,12 @@ func (c *Checker) next(group, epoch uint64) uint64 {
 	return c.nextIs
 }
 
+// in says that a process is a member in an epoch.
+func (c *Checker) in(p int, epoch uint64) bool {
+	l := &c.lives[p]
+	return l.from <= epoch && (l.to == 0 || epoch < l.to || l.left && epoch == l.to)
+}
+
 // counts says whether what a process returned in a version of a group binds the others.
 func (c *Checker) counts(p int, group, epoch uint64) bool {
 	l, x := &c.lives[p], &c.run.Procs[p]

@@ -27,10 +27,17 @@ func (c *Checker) checkOutcomes() {
 }
 
 func (c *Checker) checkOutcome(rs []ret) {
+	// The last version that one of them is of. A cut falls if those who returned below it are lost: then they count no more.
+	last := uint64(0)
+	for i := range rs {
+		if !c.event(rs[i].ref).Outcome.over() && c.counts(rs[i].ref.Proc, rs[i].group, rs[i].epoch) {
+			last = max(last, rs[i].epoch)
+		}
+	}
 	first := -1
 	for i := range rs {
 		e := c.event(rs[i].ref)
-		if e.Op.Local() || e.Outcome.over() || !c.counts(rs[i].ref.Proc, rs[i].group, rs[i].epoch) {
+		if e.Op.Local() || e.Outcome.over() || !c.counts(rs[i].ref.Proc, rs[i].group, rs[i].epoch) || rs[i].epoch < last && !c.in(rs[i].ref.Proc, last) {
 			continue
 		}
 		if first < 0 {
