@@ -246,27 +246,51 @@ func (r *runner) killTwo() error {
 	return r.replace(v, u)
 }
 
-// points are those at which a rank can be killed, with these links.
-func (r *runner) points() (ps []string) {
-	for _, p := range faultpoint.All() {
-		if len(r.cfg.Points) > 0 && !slices.Contains(r.cfg.Points, p) {
-			continue
-		}
-		if p == faultpoint.TCPFrameMid && !r.hasTCP() {
-			continue
-		}
-		ps = append(ps, p)
+// target is a point, and the operation in which a rank is to come to it ("": any).
+type target struct{ point, op string }
+
+func (t target) String() string {
+	if t.op == "" {
+		return t.point
 	}
-	return ps
+	return t.point + " in " + t.op
 }
 
-// killAtPoint has a rank kill itself at a point; each in turn.
+// algorithms are the operations that pass the points of package collectives.
+var algorithms = []string{"all_reduce", "all_gather", "all_to_all", "broadcast", "barrier", "pair", "step"}
+
+// targets are those that can be met with these links: each phase of each algorithm, and what is no phase of one.
+func (r *runner) targets() (ts []target) {
+	for _, p := range faultpoint.All() {
+		if len(r.cfg.Points) > 0 && !slices.Contains(r.cfg.Points, p) || p == faultpoint.TCPFrameMid && !r.hasTCP() {
+			continue
+		}
+		switch p {
+		case faultpoint.PublishBefore, faultpoint.PublishMid, faultpoint.SealBefore, faultpoint.SealAfter, faultpoint.DecideBefore,
+			faultpoint.DecideAfter, faultpoint.WakeBefore, faultpoint.PullMid, faultpoint.PullAfter, faultpoint.ReturnBefore:
+			for _, op := range algorithms {
+				ts = append(ts, target{p, op})
+			}
+		default:
+			ts = append(ts, target{point: p})
+		}
+	}
+	return slices.DeleteFunc(ts, func(t target) bool { return r.never[t] >= misses })
+}
+
+// misses is after how many misses a target counts as one that no rank comes to.
+const misses = 3
+
+// killAtPoint has a rank kill itself at a point; each target in turn.
 func (r *runner) killAtPoint() error {
-	ps := r.points()
-	point := ps[r.turn%len(ps)]
+	ts := r.targets()
+	if len(ts) == 0 {
+		return fmt.Errorf("chaos: no rank comes to any of these points with links %s: %s", r.cfg.Links, strings.Join(r.cfg.Points, ","))
+	}
+	t := ts[r.turn%len(ts)]
 	r.turn++
 	v := r.victim()
-	switch point {
+	switch point := t.point; point {
 	case faultpoint.AgentPrepare, faultpoint.AgentAccept:
 		// Only the coordinator comes there: the lowest that lives.
 		if v == 0 {
@@ -286,24 +310,36 @@ func (r *runner) killAtPoint() error {
 		return err
 	}
 	marks := r.marks()
-	died, err := r.arm(m, point, 1+r.rng.IntN(12))
-	if err != nil || !died {
+	nth := 1 + r.rng.IntN(12)
+	if t.op != "" {
+		nth = 1 + r.rng.IntN(2)
+	}
+	died, err := r.arm(m, t, nth)
+	if err != nil {
 		return err
 	}
-	m.counted = r.res.fault(point, v)
-	if err := r.survive(marks, point, v); err != nil {
+	if !died {
+		r.never[t]++
+		return nil
+	}
+	r.never[t] = 0
+	m.counted = r.res.fault(t.point, v)
+	if t.op != "" {
+		r.res.ByOperation[t.String()]++
+	}
+	if err := r.survive(marks, t.String(), v); err != nil {
 		return err
 	}
 	return r.replace(v)
 }
 
 // arm orders a rank to die at a point and waits until it has; died is false if it does not come there.
-func (r *runner) arm(m *Member, point string, nth int) (died bool, err error) {
+func (r *runner) arm(m *Member, t target, nth int) (died bool, err error) {
 	from := m.Count()
-	if err := m.Tell("die %s %d", point, nth); err != nil {
+	if err := m.Tell("die %s %d %s", t.point, nth, t.op); err != nil {
 		return false, r.broken("", "%v", err)
 	}
-	return r.dies(m, from, point)
+	return r.dies(m, from, t.String())
 }
 
 // dies waits until a rank that was armed dies, or says that it did not come to the point.

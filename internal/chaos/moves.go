@@ -70,6 +70,7 @@ func (r *rank) event(o *op) history.Event {
 func (r *rank) issue(e history.Event) {
 	e.Kind = history.Issue
 	r.rec.put(&e)
+	r.take(e.Op)
 }
 
 // note writes down how it ended. It returns an error if the program is over for this rank.
@@ -80,6 +81,7 @@ func (r *rank) note(o *op, res pg.Result, err error, data []byte) error {
 
 func (r *rank) end(e *history.Event, res pg.Result, err error, sum uint64) error {
 	e.Kind = history.Return
+	r.miss(e.Op)
 	if outcome(err, e.Op.Local(), e); err == nil {
 		e.Seq, e.Epoch, e.Set, e.Sum = res.Seq, res.Epoch, res.Active, sum
 	}

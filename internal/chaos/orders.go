@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/internal/history"
 )
 
 // tries is in how many steps a point has to be passed, or the order to die there is given up.
@@ -14,8 +15,8 @@ const tries = 100
 
 // obey carries out the orders that have come, before a step:
 //
-//	die POINT NTH      kill yourself the Nth time that you come to the point from now on
-//	stop POINT NTH     stop yourself there
+//	die POINT NTH [OP] kill yourself the Nth time that you come to the point, from now on or in an operation of that name
+//	stop POINT NTH [OP] stop yourself there
 //	late DURATION      be late in this step
 //	reset N            close the Nth of your TCP connections
 //	garble N           write garbage into it
@@ -29,7 +30,7 @@ func (r *rank) obey(step int) {
 	if r.armed != "" && step >= r.until {
 		faultpoint.Disarm()
 		r.say("missed %s", r.armed)
-		r.armed = ""
+		r.armed, r.aim = "", aim{}
 	}
 	for {
 		select {
@@ -44,20 +45,47 @@ func (r *rank) obey(step int) {
 	}
 }
 
+// aim is where a rank is to die, or to stop.
+type aim struct {
+	point string
+	nth   int
+	op    history.Op // in this one; 0: anywhere
+	stop  bool
+}
+
+// take arms the point for an operation that begins, if it is the one.
+func (r *rank) take(op history.Op) {
+	if a := r.aim; a.op != 0 && a.op == op {
+		faultpoint.Arm(a.point, a.nth, r.fate(a.stop))
+	}
+}
+
+// miss says that the operation has ended without it: the next one of its kind will do.
+func (r *rank) miss(op history.Op) {
+	if a := r.aim; a.op != 0 && a.op == op {
+		faultpoint.Disarm()
+	}
+}
+
 func (r *rank) carryOut(line string, step int) error {
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {
 	case "die", "stop":
-		var point string
-		var nth int
-		if _, err := fmt.Sscan(rest, &point, &nth); err != nil {
+		a := aim{stop: word == "stop"}
+		var op string
+		if n, err := fmt.Sscan(rest, &a.point, &a.nth, &op); n < 2 {
 			return err
 		}
 		if !faultpoint.Enabled {
 			return ErrNoFaultpoints
 		}
 		faultpoint.Disarm()
-		faultpoint.Arm(point, nth, r.fate(word == "stop"))
+		if a.op = history.ParseOp(op); op == "" {
+			faultpoint.Arm(a.point, a.nth, r.fate(a.stop))
+		} else if a.op == 0 {
+			return fmt.Errorf("chaos: no operation has the name %q", op)
+		}
+		r.aim = a
 		r.armed, r.until = line, step+tries
 	case "late", "pace":
 		d, err := time.ParseDuration(rest)

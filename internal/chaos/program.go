@@ -3,6 +3,7 @@ package chaos
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/serry-project/serry/collectives"
 	"github.com/serry-project/serry/internal/dtype"
@@ -15,6 +16,8 @@ import (
 type Program struct {
 	Seed  uint64
 	Ranks int // founders; at least 3
+	// Sync: each operation is waited for at once, so that whatever a rank does is for the last one that it called.
+	Sync bool
 }
 
 const (
@@ -185,6 +188,14 @@ func (p *Program) step(step int) (moves []move) {
 	}
 	for _, o := range open {
 		moves = append(moves, move{do: "wait", op: o})
+	}
+	if p.Sync {
+		moves = slices.DeleteFunc(moves, func(m move) bool { return m.do == "wait" })
+		for i := range moves {
+			if moves[i].do == "start" {
+				moves[i].do = "call"
+			}
+		}
 	}
 	return moves
 }

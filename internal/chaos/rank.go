@@ -35,6 +35,7 @@ type RankArgs struct {
 	Mode        pg.Mode // of all groups but those for dispatch and combine
 	Seed        uint64  // of the program
 	Rejoin      bool    `json:",omitempty"`
+	Sync        bool    `json:",omitempty"` // of the program
 	FromEnv     bool    `json:",omitempty"` // how to join is in the environment
 	History     string  // the file to write
 	Grave       string  // the file for when it kills or stops itself
@@ -87,6 +88,7 @@ type rank struct {
 	until    int         // the step in which it has waited long enough
 	seen     uint64      // epoch of the last operation of the world
 	canaries canaries
+	aim      aim
 	leaves   bool // between two steps
 }
 
@@ -131,7 +133,7 @@ func Rank(ctx context.Context, args string, in io.Reader, out io.Writer) (err er
 	var cancel context.CancelFunc
 	r.ctx, cancel = context.WithTimeout(ctx, r.Life)
 	defer cancel()
-	r.prog = Program{Seed: r.Seed, Ranks: r.Ranks}
+	r.prog = Program{Seed: r.Seed, Ranks: r.Ranks, Sync: r.Sync}
 	if r.rec, err = newRecorder(r.History); err != nil {
 		return err
 	}
@@ -205,7 +207,7 @@ func (r *rank) fate(stop bool) func() {
 	return func() {
 		if stop {
 			r.grave.note(8)
-			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			stopHere()
 			return
 		}
 		r.die()

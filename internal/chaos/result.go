@@ -83,6 +83,7 @@ type Result struct {
 	WrongBlames int              `json:"wrong_blames"`
 	Resume      Millis           `json:"resume_ms"`
 	ByPoint     map[string]Point `json:"by_point"`
+	ByOperation map[string]int   `json:"by_operation,omitempty"` // kills at a point in an operation
 	ByRank      map[string]int   `json:"by_rank"`
 	Frames      int              `json:"frames"`     // that were delayed or refused besides
 	Operations  int              `json:"operations"` // that ranks returned from, and that were checked
@@ -104,7 +105,7 @@ type point struct {
 
 func newResult(name string, cfg *Config) *Result {
 	r := &Result{Name: name, Command: cfg.Command, Seed: cfg.Seed, Ranks: cfg.Ranks, Links: cfg.Links, Hosts: cfg.Hosts,
-		ByRank: map[string]int{}, began: time.Now(), points: map[string]*point{}}
+		ByRank: map[string]int{}, ByOperation: map[string]int{}, began: time.Now(), points: map[string]*point{}}
 	r.Machine = Machine{System: runtime.GOOS + "/" + runtime.GOARCH, Cores: runtime.NumCPU()}
 	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		r.Machine.Kernel = strings.TrimSpace(string(b))
@@ -204,6 +205,10 @@ func (r *Result) Print(w io.Writer) {
 			fmt.Fprintf(t, "  all kills\t%d\t%.1f\t%.1f\t%.1f\n", r.Resume.Count, r.Resume.P50, r.Resume.P99, r.Resume.Max)
 		}
 		_ = t.Flush()
+	}
+	if n := len(r.ByOperation); n > 0 {
+		least := slices.Min(slices.Collect(maps.Values(r.ByOperation)))
+		fmt.Fprintf(w, "  %d pairs of a point and an operation, each %d times or more\n", n, least)
 	}
 	if r.Frames > 0 {
 		fmt.Fprintf(w, "  %d frames delayed or refused besides\n", r.Frames)

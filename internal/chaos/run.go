@@ -65,10 +65,11 @@ type runner struct {
 
 	w      *World
 	worlds int
-	failed error // of the world
-	turn   int   // of the points
-	missed int   // points that the victim did not come to
-	touch  int64 // bytes that a victim takes before it dies
+	failed error          // of the world
+	turn   int            // of the points
+	never  map[target]int // how often no rank came there
+	missed int            // points that the victim did not come to
+	touch  int64          // bytes that a victim takes before it dies
 	after  func(run *history.Run)
 	edit   func(a *RankArgs)       // of every rank
 	env    func(rank int) []string // more environment for a rank
@@ -113,12 +114,26 @@ func Run(ctx context.Context, o Options, cfg Config) (*Result, error) {
 			return r.res, fmt.Errorf("chaos: in %d worlds no fault could be done; the last: %w", idle, cmp.Or(r.failed, errors.New("no rank came to its point")))
 		}
 	}
+	r.sayNever()
 	r.res.end()
 	return r.res, nil
 }
 
+// sayNever lists the points to which no rank came.
+func (r *runner) sayNever() {
+	var ts []string
+	for t, n := range r.never {
+		if n >= misses {
+			ts = append(ts, t.String())
+		}
+	}
+	if slices.Sort(ts); len(ts) > 0 {
+		r.res.note("no rank comes to: %s", strings.Join(ts, ", "))
+	}
+}
+
 func newRunner(ctx context.Context, o Options, cfg Config, name string) (*runner, error) {
-	r := &runner{ctx: ctx, o: o, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 7)), progress: newProgress(o.Progress)}
+	r := &runner{ctx: ctx, o: o, cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 7)), never: map[target]int{}, progress: newProgress(o.Progress)}
 	r.res = newResult(name, &cfg)
 	if cfg.Hosts > 1 {
 		var err error

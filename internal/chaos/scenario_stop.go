@@ -156,6 +156,7 @@ func midCopy(r *runner, n int) error {
 
 // reader stops ranks that read what was decided.
 func reader(r *runner, n int) error {
+	r.edit = func(a *RankArgs) { a.Sync = true }
 	points := []string{faultpoint.PullMid, faultpoint.DecideAfter}
 	var x exclusions
 	success := 0
@@ -184,7 +185,8 @@ func reader(r *runner, n int) error {
 	return err
 }
 
-// successAfter counts the processes that returned success after they had been stopped, excluded and continued.
+// successAfter counts the processes that returned success from the operation in which they had been stopped until they
+// were excluded. Their program is Sync: it is the one that was under way.
 func successAfter(run *history.Run) (n int) {
 	for p := range run.Procs {
 		d := stopDeed(run, p)
@@ -192,9 +194,11 @@ func successAfter(run *history.Run) (n int) {
 			continue
 		}
 		for i := range run.Procs[p].Events {
-			if e := &run.Procs[p].Events[i]; e.Kind == history.Return && e.Outcome == history.OK && e.Time >= d.Until && !e.Op.Local() && e.Op != history.Boundary {
-				n++
-				break
+			if e := &run.Procs[p].Events[i]; e.Kind == history.Return && e.Time >= d.Until {
+				if e.Outcome == history.OK {
+					n++
+				}
+				break // the first one is of what was under way
 			}
 		}
 	}

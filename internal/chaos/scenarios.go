@@ -157,6 +157,7 @@ func kills(resident int64, p50, p99 float64) func(r *runner, n int) error {
 				return err
 			}
 		}
+		r.sayNever()
 		t := millis(r.res.resume)
 		r.res.atLeast("kills", float64(n), float64(r.res.Faults), "")
 		if p50 > 0 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 
@@ -49,4 +50,12 @@ func hurtSocket(n int, garble bool) error {
 		return fmt.Errorf("chaos: connection %d of %d: %w", n%len(fds), len(fds), err)
 	}
 	return nil
+}
+
+// stopHere stops the process, this thread first: kill(2) lets another thread take the signal, and this one go on for a
+// while, beyond the point at which it was to stop.
+func stopHere() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
