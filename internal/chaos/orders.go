@@ -38,6 +38,9 @@ func (r *rank) obey(step int) {
 			if err := r.carryOut(line, step); err != nil {
 				r.say("cannot %s: %v", line, err)
 			}
+			if strings.HasPrefix(line, "late ") {
+				return // once in a step
+			}
 			continue
 		default:
 		}

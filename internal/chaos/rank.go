@@ -47,6 +47,7 @@ type RankArgs struct {
 	Late       time.Duration `json:",omitempty"` // deadline of operations (0: UsualLate)
 	Pause      time.Duration `json:",omitempty"` // between steps
 	Limit      time.Duration `json:",omitempty"` // heartbeats
+	Beat       time.Duration `json:",omitempty"` // how often (0: a tenth of Limit)
 	LinkFaults string        `json:",omitempty"` // a script of device/faulty for each link
 	Tap        bool          `json:",omitempty"` // links can be watched, and die on order
 	Wait       time.Duration `json:",omitempty"` // instead of the program: wait, see collect
@@ -238,7 +239,7 @@ func (r *rank) join() (step int, err error) {
 			return 0, err
 		}
 	}
-	cfg.Capacity, cfg.Options, cfg.ArenaBytes, cfg.HeartbeatLimit, cfg.Log = r.prog.capacity(), r.options(), 16<<20, r.Limit, r.logger()
+	cfg.Capacity, cfg.Options, cfg.ArenaBytes, cfg.HeartbeatLimit, cfg.HeartbeatEvery, cfg.Log = r.prog.capacity(), r.options(), 16<<20, r.Limit, r.Beat, r.logger()
 	r.faults = links{die: r.die}
 	if cfg.Wrap, err = r.faults.wrap(&r.RankArgs); err != nil {
 		return 0, err

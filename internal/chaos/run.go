@@ -38,7 +38,7 @@ type Config struct {
 
 // Defaults are those of serry chaos.
 func Defaults() Config {
-	return Config{Ranks: 4, Hosts: 1, Faults: 1000, Seed: 1, Links: "shm", Deadline: time.Second, PerWorld: 25, Frames: true}
+	return Config{Ranks: 4, Hosts: 1, Faults: 1000, Seed: 1, Links: "shm", Deadline: 2 * time.Second, PerWorld: 25, Frames: true}
 }
 
 // Options are where to run it.
