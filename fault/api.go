@@ -100,6 +100,8 @@ type Config struct {
 	Self   ID
 	View   View    // the view it starts in, with itself as a member
 	Groups []Group // the groups of the slot (the world's at least)
+	Change Value   // a newcomer's: Welcome.Change
+	Gained Set     // a newcomer's: Welcome.Gained
 	Board  Board   // nil: this process alone on its host
 
 	// Witness: of two halves the one decides that has the vote of the world's witness, not the one with the lowest slot.

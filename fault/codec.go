@@ -427,6 +427,7 @@ func (p *Welcome) code(c *codec) {
 	c.u64(&p.At)
 	c.bytes(&p.Attach, maxAttach)
 	c.set(&p.Gained)
+	c.value(&p.Change)
 }
 
 func (p *Refused) code(c *codec) { c.text(&p.Reason) }

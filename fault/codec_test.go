@@ -43,7 +43,7 @@ func samples() []Msg {
 		askStatus{h, 1, 2, 3}, status{h, 1, 2, 3, 4, 5, 6, SetOf(0, 1000), true, true},
 		joinFwd{h, sampleMembers()[0]}, growAsk{h, 1}, growCount{h, 1, 2}, growAt{h, 1, 2}, growReady{h, 1, 2}, growNo{h, 1}, growOff{h, 1}, noQuorum{h, "alone"},
 		Join{Member{ID: ID{Slot: -1}, Nonce: Nonce{5}, Host: 3, Addr: []byte{0}}, 8},
-		Welcome{ID{3, 2}, sampleView(), []Group{{ID: 1, Slots: SetOf(0, 3), Active: SetOf(3), Version: 9, Cut: 40, Failed: "x"}}, 17, []byte("step 5"), SetOf(3, 5)},
+		Welcome{ID{3, 2}, sampleView(), []Group{{ID: 1, Slots: SetOf(0, 3), Active: SetOf(3), Version: 9, Cut: 40, Failed: "x"}}, 17, []byte("step 5"), SetOf(3, 5), sampleValue()},
 		Refused{"full"}, Stale{sampleView()},
 	}
 }

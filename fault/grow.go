@@ -68,7 +68,7 @@ func (m *Machine) onJoin(p Member, epoch uint64) {
 	for _, x := range m.view.Members {
 		if x.Nonce == p.Nonce {
 			for _, h := range m.hist {
-				if h.gained.Has(x.Slot) && findMember(h.value.Members, x.ID) != nil {
+				if !h.told && h.gained.Has(x.Slot) && findMember(h.value.Members, x.ID) != nil {
 					m.welcome(x, h)
 				}
 			}

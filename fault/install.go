@@ -174,7 +174,7 @@ func (m *Machine) newEpoch() {
 
 // welcome tells a newcomer all that it needs to start.
 func (m *Machine) welcome(p Member, h installed) {
-	w := Welcome{Self: p.ID, At: h.value.At, Attach: h.attach, Gained: h.gained}
+	w := Welcome{Self: p.ID, At: h.value.At, Attach: h.attach, Gained: h.gained, Change: h.value}
 	w.View = View{Epoch: h.value.Epoch, Size: h.value.Size, Capacity: m.view.Capacity, Members: h.value.Members}
 	// Of the view in which it enters, not of a later one: it learns what came after like any other member.
 	w.View.Incs = incsAt(m.view.Incs, m.hist, h.value.Epoch)

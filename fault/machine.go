@@ -18,6 +18,7 @@ type installed struct {
 	gained Set
 	gone   []Nonce
 	attach []byte // growth: what this member attached
+	told   bool   // it made the view in which this process began: others welcome those who came in with us
 }
 
 // Machine decides with its peers who is a member. It is not safe for concurrent use.
@@ -113,6 +114,10 @@ func New(cfg Config, now Time) (*Machine, []Effect) {
 	m.view = cloneView(cfg.View)
 	m.view.Incs = incsOf(m.view.Incs, m.view.Members)
 	m.view.Size = max(m.view.Size, len(m.view.Incs))
+	if cfg.Change.Epoch == cfg.View.Epoch && cfg.Change.Epoch > 0 {
+		m.first--
+		m.hist = append(m.hist, installed{value: cfg.Change, gained: cfg.Gained, told: true})
+	}
 	m.groups = slices.Clone(cfg.Groups)
 	for i := range m.groups {
 		m.groups[i].floor = m.groups[i].Cut

@@ -195,6 +195,7 @@ type Welcome struct {
 	At     uint64  // the Boundary at which it enters
 	Attach []byte  // what the member that sends this attached for it
 	Gained Set     // slots of those who enter there, this one too
+	Change Value   // that made View: who missed it may have nobody else to hear it from
 }
 
 // Refused tells a joiner that it cannot become a member, and why.

@@ -238,7 +238,7 @@ func (w *world) found(at []int, subs []Set, late Set) {
 				gs = append(gs, Group{ID: id, Slots: g.slots, Version: 1})
 			}
 		}
-		p.start(p.id, view, gs)
+		p.start(p.id, view, gs, Welcome{})
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // The simulated data plane: operations of groups complete on a host when every member of the group's version has arrived
 // and the host's word is open in that version; then each process of the host may return at any time.
 
-func (p *proc) start(self ID, v View, gs []Group) {
+func (p *proc) start(self ID, v View, gs []Group, in Welcome) {
 	w := p.w
 	for _, x := range gs {
 		p.known[x.ID] = true
@@ -20,7 +20,7 @@ func (p *proc) start(self ID, v View, gs []Group) {
 		}
 	}
 	cfg := Config{Self: self, View: v, Groups: gs, Board: board{p, self},
-		HeartbeatLimit: simHL, BallotTimeout: w.bt, AskTimeout: simAsk, bug: w.bug, Witness: w.witness != nil}
+		HeartbeatLimit: simHL, BallotTimeout: w.bt, AskTimeout: simAsk, bug: w.bug, Witness: w.witness != nil, Change: in.Change, Gained: in.Gained}
 	var es []Effect
 	p.m, es = New(cfg, w.now)
 	w.tr("%v (pid %d, host %d) starts in epoch %d", p.id, p.pid, p.host, v.Epoch)
@@ -445,6 +445,6 @@ func (p *proc) joinReply(msg Msg) {
 	case Welcome:
 		p.index = int(binary.BigEndian.Uint64(x.Attach))
 		p.bound = x.At
-		p.start(x.Self, x.View, x.Groups)
+		p.start(x.Self, x.View, x.Groups, x)
 	}
 }

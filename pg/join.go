@@ -253,7 +253,7 @@ func (w *World) found(ctx context.Context, st rendezvous.Store, id identity) err
 		return err
 	}
 	w.inc = 1
-	return w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
+	return w.begin(ctx, view, []fault.Group{worldGroup(view)}, nil, fault.Welcome{})
 }
 
 // declineMark begins what a founder that cannot take part writes in the place of its address; the reason follows.
@@ -384,8 +384,8 @@ func (w *World) share(ctx context.Context, ms []fault.Member) error {
 	}
 }
 
-// begin makes the groups and starts the machine, on the loop.
-func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group, opts map[uint64]groupOptions) error {
+// begin makes the groups and starts the machine, on the loop. entry is how a newcomer came in.
+func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group, opts map[uint64]groupOptions, entry fault.Welcome) error {
 	var shapes []collectives.Shape
 	for _, fg := range groups {
 		if x, ok := opts[fg.ID]; ok {
@@ -403,6 +403,7 @@ func (w *World) begin(ctx context.Context, view fault.View, groups []fault.Group
 	w.mu.Unlock()
 	w.agent.Start(fault.Config{
 		Self: fault.ID{Slot: w.slot, Inc: w.inc}, View: view, Groups: groups, HeartbeatLimit: w.cfg.HeartbeatLimit,
+		Change: entry.Change, Gained: entry.Gained,
 	}, func() {
 		defer close(made)
 		for _, fg := range groups {

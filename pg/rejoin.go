@@ -231,7 +231,7 @@ func (w *World) become(ctx context.Context, m *fault.Welcome, me fault.Member, a
 	w.entered.Store(m.At)
 	w.hold.install(m.At, m.Gained.Slots())
 	w.joined = Joined{Replacement: true, Boundary: m.At, Attach: user, Epoch: m.View.Epoch}
-	if err := w.begin(ctx, m.View, m.Groups, opts); err != nil {
+	if err := w.begin(ctx, m.View, m.Groups, opts, *m); err != nil {
 		return err
 	}
 	w.standing = map[uint64]uint64{}
@@ -242,7 +242,7 @@ func (w *World) become(ctx context.Context, m *fault.Welcome, me fault.Member, a
 }
 
 // askOptions completes opts: who let us in knows only its own groups. A group of which no living member knows any more was
-// closed, or has ended with its last member.
+// closed, or has ended with its last member; those who come in with us know as little as we.
 func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Member, opts map[uint64]groupOptions, answers *answers) error {
 	answered := map[mesh.Nonce]bool{}
 	for {
@@ -252,7 +252,7 @@ func (w *World) askOptions(ctx context.Context, m *fault.Welcome, me fault.Membe
 				continue
 			}
 			for _, x := range m.View.Members {
-				if p := w.find(x.Nonce); x.Slot != w.slot && g.Slots.Has(x.Slot) && p != nil && !p.Dead() && !p.Silent() && !answered[mesh.Nonce(x.Nonce)] {
+				if p := w.find(x.Nonce); !m.Gained.Has(x.Slot) && g.Slots.Has(x.Slot) && p != nil && !p.Dead() && !p.Silent() && !answered[mesh.Nonce(x.Nonce)] {
 					ask[mesh.Nonce(x.Nonce)] = true
 				}
 			}

@@ -36,7 +36,7 @@ func Simulate(cfg Config, ground Ground, words []byte, world [16]byte) (*Seat, e
 // Found makes the process a founder: a member of the first view, with all others linked.
 func (s *Seat) Found(ctx context.Context, view fault.View) error {
 	s.World.inc = 1
-	return s.World.begin(ctx, view, []fault.Group{worldGroup(view)}, nil)
+	return s.World.begin(ctx, view, []fault.Group{worldGroup(view)}, nil, fault.Welcome{})
 }
 
 // Join asks a member, which this process is linked to, until it is let in. It returns without an error only then.

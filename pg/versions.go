@@ -104,7 +104,7 @@ func (g *Group) moved(t note) {
 		return
 	}
 	g.pending = append(g.pending, t.loss)
-	g.cutOff(t.from, g.pending[0]) // an older one, if that has still to be returned: this cut is below its
+	g.cutOff(t.from, t.loss)
 	g.seq = t.from
 	g.issued.Store(g.seq)
 }

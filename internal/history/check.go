@@ -36,7 +36,8 @@ type life struct {
 	from, to uint64 // epochs: it is in views from <= e < to; to 0: it was never lost; from 0: it was never let in
 	lostAt   int64
 	ended    Outcome // by itself; 0: not
-	left     bool    // in order
+	endedAt  int64
+	left     bool // in order
 	minority bool
 	fair     int64 // the first deed that it may be excluded for; 0: none
 
@@ -180,7 +181,7 @@ func (c *Checker) collectLives() {
 					c.joins = append(c.joins, p)
 				}
 			case Ended:
-				l.ended, l.left = e.Outcome, e.Outcome == Left
+				l.ended, l.left, l.endedAt = e.Outcome, e.Outcome == Left, e.Time
 			}
 		}
 		if l.from == 0 {
@@ -261,8 +262,8 @@ func (c *Checker) checkBlame(v *view, slot int) {
 	}
 }
 
-// checkQuorum: more than half of the last view must be behind the next one. Those count that are in it, those that left,
-// the dead of whose host somebody is in it, and the living that were lost and can have agreed to it.
+// checkQuorum: more than half of the last view must be behind the next one. Those count that are in it, those that left
+// or ended by themselves (they say so), the dead of whose host somebody is in it, and the living that were lost and can have agreed to it.
 func (c *Checker) checkQuorum(prev, v *view) {
 	gone := prev.set.Minus(v.set)
 	if gone.Empty() {
@@ -275,7 +276,7 @@ func (c *Checker) checkQuorum(prev, v *view) {
 			return // not told
 		}
 		x := &c.run.Procs[p]
-		if c.lives[p].left || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, v) || c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
+		if l := &c.lives[p]; l.left || l.ended != 0 && l.endedAt <= v.at || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, v) || c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
 			behind.Add(s)
 		}
 	}

@@ -151,7 +151,8 @@ func (c *Checker) checkOrders() {
 		if last != nil && (last.ref.Proc != r.ref.Proc || last.group != r.group) {
 			last, seq = nil, 0
 		}
-		if last != nil && e.Epoch < c.event(last.ref).Epoch {
+		// A cut that falls fails an operation with a later loss than those after it.
+		if last != nil && e.Epoch < c.event(last.ref).Epoch && (e.Outcome == OK || c.event(last.ref).Outcome == OK) {
 			c.violate("P3", []Ref{last.ref, r.ref}, "%s: group %x falls back from epoch %d to %d", c.who(r.ref.Proc), r.group, c.event(last.ref).Epoch, e.Epoch)
 		}
 		if e.Outcome == RankLost {

@@ -122,11 +122,17 @@ func (c *Checker) checkTime(ref Ref, o *opened, from int64) {
 	}
 }
 
+// others says that a group has members in the view of an epoch: else nobody goes on in it.
+func (c *Checker) others(group, epoch uint64) bool {
+	v, m := c.find(epoch), c.made[group]
+	return v == nil || v.set.And(m) != (Set{})
+}
+
 // checkSuccess is what must hold of a result whoever returned it.
 func (c *Checker) checkSuccess(ref Ref, o *opened) {
 	e, p := c.event(ref), ref.Proc
 	x, l := &c.run.Procs[p], &c.lives[p]
-	if l.to != 0 && !l.left && o.at > l.lostAt && !e.Op.Local() && e.Op != Boundary && !c.run.Frames {
+	if l.to != 0 && !l.left && o.at > l.lostAt && !e.Op.Local() && e.Op != Boundary && !c.run.Frames && c.others(e.Group, l.to) {
 		c.violate("P4", []Ref{o.ref, ref}, "%s: %v %s succeeds, called after the rank was excluded (epoch %d)", c.who(p), e.Op, place(e), l.to)
 	}
 	if c.run.Want != nil {
