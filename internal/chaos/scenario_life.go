@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/serry-project/serry/internal/harness"
 	"github.com/serry-project/serry/internal/history"
 	"github.com/serry-project/serry/pg"
 )
@@ -149,7 +150,7 @@ func cycles(r *runner, n int) error {
 }
 
 const (
-	collectFor = 5 * time.Second
+	collectFor = 10 * time.Second
 	beatEvery  = 10 * time.Millisecond
 )
 
@@ -157,7 +158,7 @@ const (
 // heartbeats to another host.
 func collecting(r *runner, n int) error {
 	r.edit = func(a *RankArgs) { a.Tap, a.Limit, a.Wait, a.Late = true, 10*beatEvery, collectFor, time.Minute }
-	var late []int64
+	var late, calm []int64 // while garbage is collected, and before
 	err := r.within(n, 1, func(int) error {
 		r.res.fault("gc")
 		for _, m := range r.w.Live {
@@ -171,8 +172,13 @@ func collecting(r *runner, n int) error {
 				if err := json.Unmarshal([]byte(rest), &beats); err != nil {
 					return err
 				}
-				for i := 1; i < len(beats); i++ {
-					late = append(late, max(0, beats[i]-beats[i-1]-int64(beatEvery)))
+				for i := 2; i < len(beats); i++ { // the first is when it began
+					d := max(0, beats[i]-beats[i-1]-int64(beatEvery))
+					if beats[i-1] > beats[0] {
+						late = append(late, d)
+					} else {
+						calm = append(calm, d)
+					}
 				}
 			}
 		}
@@ -181,24 +187,29 @@ func collecting(r *runner, n int) error {
 	m := millis(late)
 	r.res.atLeast("heartbeats looked at", 100, float64(m.Count), "")
 	r.res.atMost("the agent's heartbeats late, the longest", 5, m.Max, "ms")
-	r.res.note("heartbeats late: p50 %.2f ms, p99 %.2f ms; every %v, for %v", m.P50, m.P99, beatEvery, collectFor)
+	c := millis(calm)
+	r.res.note("heartbeats late: p50 %.2f ms, p99 %.2f ms, longest %.2f ms; before, without a collection: %.2f, %.2f, %.2f ms (every %v, for %v each)",
+		m.P50, m.P99, m.Max, c.P50, c.P99, c.Max, beatEvery, collectFor/2)
 	return err
 }
 
-// collect is the rank of that: rank 0's goroutines wait, in an operation and for messages that do not come, and one
-// collects garbage; the others come to the operation at the end.
+// collect is the rank of that: rank 0's goroutines wait, in an operation and for messages that do not come, and in the
+// second half of the time one collects garbage; the others come to the operation at the end.
 func (r *rank) collect() error {
 	r.say("begins 0")
 	if r.Rank != 0 {
 		time.Sleep(r.Wait)
 	}
 	var wait sync.WaitGroup
+	var began int64
 	end := time.Now().Add(r.Wait)
 	if r.Rank == 0 {
 		for tag := range uint32(8) {
 			wait.Go(func() { _ = r.w.Recv(r.ctx, pg.U8(make([]byte, 8)), r.Ranks-1, tag) })
 		}
 		wait.Go(func() {
+			time.Sleep(r.Wait / 2)
+			began = harness.Mono()
 			for time.Now().Before(end) {
 				runtime.GC()
 			}
@@ -221,7 +232,7 @@ func (r *rank) collect() error {
 	if r.Rank == 0 {
 		r.faults.mu.Lock()
 		defer r.faults.mu.Unlock()
-		b, err := json.Marshal(r.faults.beats)
+		b, err := json.Marshal(append([]int64{began}, r.faults.beats...))
 		if err != nil {
 			return err
 		}
