@@ -79,7 +79,8 @@ type turn struct {
 }
 
 // turns says how a stage meets the points: in the full matrix each with both hosts' ranks and both modes, three times; by
-// default with one of each; and a small part of that under -short. at is the number of the point, with a stage's number added: the other choices alternate with it.
+// default every other one, on a host the others by the other links (serry chaos meets them all, in each operation); and a
+// small part of that under -short. at is the number of the point, with a stage's number added: the other choices alternate with it.
 func turns(at int) (ts []turn) {
 	modes := []pg.Mode{pg.Raise, pg.Continue}
 	pick := func(j int) turn { return turn{base: 2 * ((at + j) % 2), mode: modes[(at/2+j)%2], times: 1} }
@@ -99,7 +100,9 @@ func turns(at int) (ts []turn) {
 			ts = append(ts, pick(0))
 		}
 	default:
-		ts = append(ts, pick(0))
+		if at%2 == 0 {
+			ts = append(ts, pick(0))
+		}
 	}
 	return ts
 }
@@ -180,7 +183,7 @@ func matrix(t *testing.T, stages ...*stage) {
 			case cases > 0:
 				t.Logf("%-5s %-20s %2d cases, %2d deaths", st.name, point, cases, met)
 				require.Positive(t, met, "%s: nobody died at %s", st.name, point)
-			case !testing.Short():
+			case *full || *only != "":
 				t.Errorf("%s: nobody was to die at %s", st.name, point)
 			}
 		}
