@@ -86,7 +86,9 @@ func (l *Link) Attach(sock int, peerHas, gen uint64) error {
 }
 
 // AttachPipe is Attach for a connection that is no socket. Fd is of no use then.
-func (l *Link) AttachPipe(p Pipe, peerHas, gen uint64) error { return l.attach(&fd{n: -1, pipe: p}, peerHas, gen) }
+func (l *Link) AttachPipe(p Pipe, peerHas, gen uint64) error {
+	return l.attach(&fd{n: -1, pipe: p}, peerHas, gen)
+}
 
 func (l *Link) attach(c *fd, peerHas, gen uint64) error {
 	l.wmu.Lock()

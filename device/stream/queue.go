@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"encoding/binary"
 	"sync"
 
 	"github.com/serry-project/serry/internal/wire"
@@ -109,7 +108,7 @@ func (q *queue) seqAt(i, off int) uint64 {
 	c := q.chunks[i]
 	s := c.first
 	for p := 0; ; s++ {
-		p += wire.Size + int(binary.LittleEndian.Uint32(c.buf[p+8:]))
+		p += wire.Size + wire.LengthOf(c.buf[p:])
 		if off < p || p >= len(c.buf) {
 			return s
 		}
@@ -178,7 +177,7 @@ func (q *queue) ackRewound(a uint64) {
 			continue
 		}
 		for s, p := c.first, 0; s <= a; s++ {
-			n := wire.Size + int(binary.LittleEndian.Uint32(c.buf[p+8:]))
+			n := wire.Size + wire.LengthOf(c.buf[p:])
 			p += n
 			q.off = p
 			q.unsent -= n

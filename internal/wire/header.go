@@ -12,7 +12,7 @@ import (
 //
 //	 0  magic 'S' 'Y'          2  version major  3  minor
 //	 4  crc32c over bytes 8.. of the header and the payload (0: not checked)
-//	 8  length of the payload  12 kind  13 operation  14 phase  15 flags
+//	 8  length of the payload (19 bits) and a check of it (13)  12 kind  13 operation  14 phase  15 flags
 //	16  world id (16 bytes)
 //	32  group id               40 group version
 //	48  sequence               56 completed-through
@@ -21,6 +21,9 @@ import (
 //	88  offset of this payload in the whole  96 length of the whole
 //	104 tag (4)  108 to incarnation (4)
 //	112 link sequence          120 link acknowledgement (both the link's own)
+//
+// The length has a check of its own: the checksum is looked at when the payload is there, and with a wrong bit in the length
+// that may be never.
 //
 // What a field says is the kind's business. Data, hold, need, forward and done: sequence and phase are the operation's,
 // version is the group's, completed-through is the sender's. Need and forward: tag is the rank in the group (not the slot)
@@ -93,7 +96,7 @@ func (h *Header) Put(b []byte, payload []byte, sum bool) {
 	_ = b[Size-1]
 	le := binary.LittleEndian
 	b[0], b[1], b[2], b[3] = 'S', 'Y', Major, Minor
-	le.PutUint32(b[8:], h.Length)
+	le.PutUint32(b[8:], h.Length|checkOf(h.Length)<<lengthBits)
 	b[12], b[13], b[14], b[15] = byte(h.Kind), h.Op, h.Phase, h.Flags
 	copy(b[16:32], h.World[:])
 	le.PutUint64(b[32:], h.Group)
@@ -121,6 +124,13 @@ func (h *Header) Put(b []byte, payload []byte, sum bool) {
 	le.PutUint32(b[4:], c)
 }
 
+const lengthBits = 19
+
+func checkOf(length uint32) uint32 { return length * 0x9e3779b1 >> lengthBits }
+
+// LengthOf is the payload's length in an encoded header that is known to be whole.
+func LengthOf(b []byte) int { return int(binary.LittleEndian.Uint32(b[8:]) & (1<<lengthBits - 1)) }
+
 // Parse reads the header at the start of b and checks all that can be known before the payload is there.
 func (h *Header) Parse(b []byte) error {
 	if len(b) < Size {
@@ -133,7 +143,10 @@ func (h *Header) Parse(b []byte) error {
 		return fmt.Errorf("wire: peer speaks version %d.%d, this is %d.%d: run the same serry on all ranks", b[2], b[3], Major, Minor)
 	}
 	le := binary.LittleEndian
-	h.Length = le.Uint32(b[8:])
+	x := le.Uint32(b[8:])
+	if h.Length = x & (1<<lengthBits - 1); x>>lengthBits != checkOf(h.Length) {
+		return fmt.Errorf("wire: the length of a frame is damaged (%08x)", x)
+	}
 	if h.Length > MaxPayload {
 		return fmt.Errorf("wire: frame of %d bytes, at most %d are allowed", h.Length, MaxPayload)
 	}
