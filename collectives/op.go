@@ -404,8 +404,8 @@ func (c *Comm) sendParts(o *Op, s *slotMem) (moved bool) {
 			f.Version, f.Seq, f.SetDigest, f.CallDigest = o.Ver.Epoch, o.Seq, o.Ver.digest, o.h.digest
 			f.Offset, f.Total = uint64(o.sentOff), uint64(total)
 			if o.sentOff == 0 {
-				if c.buf == nil {
-					c.buf = make([]byte, wire.MaxPayload)
+				if n := min(total, wire.MaxPayload); len(c.buf) < n {
+					c.buf = make([]byte, n)
 				}
 				n := copy(c.buf[callBytes:], src)
 				o.h.put(c.buf)

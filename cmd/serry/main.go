@@ -39,6 +39,7 @@ func root() *cobra.Command {
 	cmd.AddCommand(
 		runCommand(),
 		benchCommand(),
+		simCommand(),
 		chaosCommand(),
 		rendezvousCommand(),
 		envCommand(),

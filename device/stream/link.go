@@ -24,7 +24,7 @@ type Options struct {
 	Sum     bool   // CRC32C over every frame, and none without it accepted
 	Backlog int    // bytes that may wait for the connection (default 8 MiB); twice that may wait for acknowledgement
 	Wake    func() // called, without a lock, when Send left bytes for Poll to write; nil: nobody asks
-	Buffer  int    // bytes for receiving (default: two of the largest frames)
+	Buffer  []byte // for receiving; it holds two of the largest frames that come (default: made when it is needed)
 }
 
 const (
@@ -67,9 +67,9 @@ func New(o Options) *Link {
 		o.Backlog = defaultBacklog
 	}
 	l := &Link{o: o, down: errors.New("not connected yet")}
-	l.rd.sum, l.rd.size = o.Sum, o.Buffer
-	if l.rd.size <= 0 {
-		l.rd.size = bufSize
+	l.rd.sum, l.rd.buf, l.rd.size = o.Sum, o.Buffer, len(o.Buffer)
+	if l.rd.size == 0 {
+		l.rd.buf, l.rd.size = nil, bufSize
 	}
 	return l
 }

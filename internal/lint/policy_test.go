@@ -70,7 +70,8 @@ const policy = `
 	pg, ep, transfer, store < bindings, internal/bench;
 	pg, ep, transfer, store, internal/launch < examples;
 	pg, ep, internal/history, internal/harness < internal/chaos;
-	bindings, internal/bench, internal/launch, internal/chaos < cmd;
+	pg, internal/history < internal/sim;
+	bindings, internal/bench, internal/launch, internal/chaos, internal/sim < cmd;
 	NONE < scripts, internal/lint, internal/mutate;
 
 	# A concrete link is chosen in device, mesh, examples and tests, nowhere else.
