@@ -43,6 +43,27 @@ type blame struct {
 	chases  []chase
 	pending []waiting // questions that our host answers
 	over    []wait    // operations whose deadline is over here
+	idle    []idler   // who was found to wait for nothing
+}
+
+// idler is a rank that answered that it has not arrived and waits for nothing. Others may have held it up until a moment
+// ago, so it is late only if it still says so when it is asked again.
+type idler struct {
+	question
+	at Time
+}
+
+// stillIdle says that a rank said the same AskTimeout ago, or longer.
+func (m *Machine) stillIdle(q question) bool {
+	b := &m.blame
+	if i := slices.IndexFunc(b.idle, func(x idler) bool { return x.question == q }); i >= 0 {
+		return m.t-b.idle[i].at >= m.cfg.AskTimeout
+	}
+	if len(b.idle) >= 4*MaxSlots {
+		b.idle = b.idle[1:]
+	}
+	b.idle = append(b.idle, idler{q, m.t})
+	return false
 }
 
 // waiting is a question of another that our host was asked about.
@@ -169,6 +190,7 @@ func (m *Machine) verdict(c chase) {
 		return
 	}
 	late, ring := judgeWaits(c.root, c.asked)
+	late = slices.DeleteFunc(late, func(a answer) bool { return !a.mute && !m.stillIdle(a.question) })
 	for _, a := range late {
 		if p := m.at(a.slot); p != nil && !slices.ContainsFunc(m.late, func(s suspicion) bool { return s.ID == p.ID }) {
 			how := "waits for nothing"
