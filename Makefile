@@ -6,16 +6,18 @@ FUZZTIME  ?= 20s
 BENCHARGS ?= all
 BENCH     ?= .
 BENCHTIME ?= 100x
+SIMARGS   ?= --schedules 20000
+CHAOSARGS ?= --faults 200
 BENCHPKG  ?= ./collectives/... ./ep/...
 
 CHECK = go run scripts/check.go scripts/gotest.go -p $(P) -pkg "$(PKG)" -fuzztime $(FUZZTIME)
 
-.PHONY: help deps venv build test test-long race nocgo lint fuzz bench bench-go demo clean
+.PHONY: help deps venv build test test-long race nocgo lint fuzz sim chaos bench bench-go demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'PKG="./device/... ./mesh" chooses packages, P=2 how many are tested at once, FUZZTIME how long each target is fuzzed.'
-	@echo 'BENCHARGS="ep --ranks 8" is what serry bench runs (serry bench --help); BENCH, BENCHTIME, BENCHPKG are for bench-go.'
+	@echo 'BENCHARGS="ep --ranks 8" is what serry bench runs (serry bench --help); SIMARGS and CHAOSARGS are for sim and chaos; BENCH, BENCHTIME, BENCHPKG for bench-go.'
 
 deps: ## bring what the other targets need, or say how
 	@scripts/deps.sh
@@ -44,6 +46,15 @@ lint: ## gofmt, go vet, staticcheck, the rules of the house
 
 fuzz: ## every fuzz target for FUZZTIME
 	@$(CHECK) fuzz
+
+sim: ## simulated worlds with faults, checked against every promise (2 min)
+	go build -o build/serry ./cmd/serry
+	build/serry sim $(SIMARGS) --json build/sim.json
+
+chaos: ## ranks as processes, killed and stopped and cut off, checked the same way (1 min)
+	go build -o build/serry ./cmd/serry
+	go build -tags faultpoint -o build/serry-faultpoint ./cmd/serry
+	build/serry chaos $(CHAOSARGS) --faultpoint build/serry-faultpoint --json build/chaos.json
 
 bench: ## everything that the project asks a time for: failover, join, ep, allreduce, idle (4 min)
 	go build -o build/serry ./cmd/serry

@@ -12,8 +12,9 @@ import (
 // Seat is a process of a simulated world: the World whose callers the simulation runs, and the agent whose loop it is.
 // Everything above the Ground is what production runs; only how processes find each other (Join) is not.
 type Seat struct {
-	World *World
-	Agent *agent.Agent
+	World   *World
+	Agent   *agent.Agent
+	answers *answers // of all that it has asked
 }
 
 // Simulate makes a process that stands on ground, and is no member yet. words are the shared words of its host, world
@@ -30,7 +31,7 @@ func Simulate(cfg Config, ground Ground, words []byte, world [16]byte) (*Seat, e
 	}
 	w.arena.Memory = ground.Memory()
 	w.agent = agent.New(ground, worldHost{w}, w.log)
-	return &Seat{w, w.agent}, nil
+	return &Seat{World: w, Agent: w.agent}, nil
 }
 
 // Found makes the process a founder: a member of the first view, with all others linked.
@@ -42,7 +43,10 @@ func (s *Seat) Found(ctx context.Context, view fault.View) error {
 // Join asks a member, which this process is linked to, until it is let in. It returns without an error only then.
 func (s *Seat) Join(ctx context.Context, by Peer, me fault.Member) error {
 	w := s.World
-	answers := w.asking()
+	if s.answers == nil {
+		s.answers = w.asking()
+	}
+	answers := s.answers
 	m, err := w.ask(ctx, by, me, answers)
 	if err != nil {
 		return err

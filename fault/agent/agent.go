@@ -339,6 +339,10 @@ func (a *Agent) Heard(p Peer) {
 // Refused: see Frame. A member that lives and does not know us any more has installed a view without us; what
 // it sent to tell us was lost with the connection, because we did not read for so long.
 func (a *Agent) Refused(p Peer, why error) {
+	if a.machine == nil && a.onJoin != nil { // it was let in and dropped again, before it heard of either
+		a.onJoin(p.Nonce(), fault.Refused{Reason: fmt.Sprintf("%v; it was a member, and dropped before it could begin: start it again", why)})
+		return
+	}
 	id, ok := a.ids[p.Nonce()]
 	if !ok || a.machine == nil || a.over {
 		return

@@ -33,7 +33,6 @@ type proc struct {
 	waiting              []*thread // in Await
 	inside               *thread   // gave way at an access to memory
 	frozen               []*thread
-	frozenF              []func()
 
 	peers  map[int]*peer // by pid
 	linked []*peer       // in the order of linking

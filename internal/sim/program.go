@@ -253,6 +253,10 @@ func (p *proc) join(ctx context.Context) bool {
 			break
 		}
 		w.tell("%v is not let in: %v", p, err)
+		if strings.HasPrefix(err.Error(), "refused: ") { // its launcher starts it again
+			p.note(history.Event{Kind: history.Ended, Outcome: history.Evicted, Why: err.Error()})
+			w.gone(p, history.Evicted)
+		}
 		if p.seat.World.Incarnation() > 0 {
 			p.ends(err)
 			return false
