@@ -319,7 +319,7 @@ func FuzzReader(f *testing.F) {
 
 // read returns a digest of the frames of in, which comes in pieces of the given sizes.
 func read(in []byte, sum bool, piece func() int) (out []byte, err error) {
-	d := reader{sum: sum}
+	d := reader{sum: sum, size: bufSize}
 	var f device.Frame
 	for len(in) > 0 {
 		n := copy(d.room(), in[:min(piece(), len(in))])
