@@ -206,9 +206,9 @@ func (p *proc) came(epoch uint64, boundary uint64) {
 	p.member = true
 	p.slot, p.inc = p.seat.World.Rank(), p.seat.World.Incarnation()
 	p.note(history.Event{Kind: history.Joined, Epoch: epoch, N: uint32(boundary), Inc: p.inc})
-	if late := p.w.now - p.w.since; boundary > 0 && epoch == p.w.epoch && late > heartbeatLimit/2 {
+	if boundary > 0 && p.w.now-p.w.since[epoch] > heartbeatLimit/2 {
 		// It was let in and could not begin: it waited for one that has died, to learn of a group that both are in.
-		p.w.deeds = append(p.w.deeds, history.Deed{Time: int64(p.w.since), What: history.Slow, Proc: p.pid, Fair: true})
+		p.w.deeds = append(p.w.deeds, history.Deed{Time: int64(p.w.since[epoch]), What: history.Slow, Proc: p.pid, Fair: true})
 	}
 	if set, e := p.seat.World.Active(); e == epoch {
 		p.note(history.Event{Kind: history.View, Epoch: epoch, Set: set})

@@ -76,8 +76,8 @@ type World struct {
 	deeds    []history.Deed
 	last     fault.Set // members of the newest view that somebody has
 	epoch    uint64
-	since    time.Duration // of that view
-	joined   [][]entry     // by slot, in the order of coming
+	since    []time.Duration // by epoch: when somebody had that view
+	joined   [][]entry       // by slot, in the order of coming
 	Coverage Coverage
 	Bad      []history.Violation
 	Stuck    string
@@ -317,7 +317,10 @@ func (w *World) founded(p *proc, epoch uint64) {
 
 func (w *World) viewed(p *proc, e *pg.Event) {
 	if e.Epoch > w.epoch {
-		w.epoch, w.last, w.since = e.Epoch, e.Active, w.now
+		w.epoch, w.last = e.Epoch, e.Active
+		for uint64(len(w.since)) <= e.Epoch {
+			w.since = append(w.since, w.now)
+		}
 		w.Coverage.Views++
 		w.minorities()
 	}
