@@ -389,7 +389,7 @@ func (m *Machine) lonely() Time { return m.cfg.HeartbeatLimit * 3 / 8 }
 
 // giveUp ends the machine when a quorum has been out of reach for too long.
 func (m *Machine) giveUp() bool {
-	can := reachable(m.view, m.self, m.isDead, m.isSilent)
+	can := reachable(m.view, m.self, m.isDead, m.isOut)
 	if quorum(m.view, can) || m.cfg.Witness && exactlyHalf(m.view, can) {
 		m.alone = 0
 	} else if m.alone == 0 {
@@ -458,7 +458,7 @@ func (m *Machine) end(why string) {
 
 // onNoQuorum ends this machine too, if there is no quorum without who sent this.
 func (m *Machine) onNoQuorum(from ID, x noQuorum) {
-	can := reachable(m.view, m.self, m.isDead, m.isSilent)
+	can := reachable(m.view, m.self, m.isDead, m.isOut)
 	can.Del(from.Slot)
 	if m.cfg.Witness && !majority(m.view, can) && !exactlyHalf(m.view, can) {
 		m.end(x.Why)

@@ -36,6 +36,7 @@ func (m *Machine) onHeard(id ID) {
 	}
 	m.silent = slices.DeleteFunc(m.silent, func(x ID) bool { return x == id })
 	m.asks = slices.DeleteFunc(m.asks, func(v vouching) bool { return v.about == id })
+	m.vouched = slices.DeleteFunc(m.vouched, func(x ID) bool { return x == id })
 	m.slow = slices.DeleteFunc(m.slow, func(s suspicion) bool { return s.ID == id })
 	m.send(id, hello{m.head()}) // one of us may have missed what was decided
 }
@@ -49,6 +50,12 @@ func (m *Machine) voucher(p Member) *Member {
 		}
 	}
 	return nil
+}
+
+// isOut says that nothing is heard of a member, and nobody of its host that is heard says that it lives.
+func (m *Machine) isOut(id ID) bool {
+	p := m.member(id)
+	return m.isSilent(id) && (p == nil || !slices.Contains(m.vouched, id) || m.voucher(*p) == nil)
 }
 
 // askAbout asks a member of each silent one's host whether it lives.
@@ -83,6 +90,9 @@ func (m *Machine) onVouch(from ID, x vouch) {
 	if x.Dead {
 		m.hearDead(x.ID)
 	} else {
+		if m.isSilent(x.ID) && !slices.Contains(m.vouched, x.ID) {
+			m.vouched = append(m.vouched, x.ID)
+		}
 		m.note("rank %d does not answer; rank %d, on its host, says that it lives: it is late, not lost", x.ID.Slot, from.Slot)
 	}
 }

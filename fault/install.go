@@ -170,6 +170,7 @@ func (m *Machine) newEpoch() {
 		}
 	}
 	m.asks = slices.DeleteFunc(m.asks, func(v vouching) bool { return gone(v.about) || gone(v.by) })
+	m.vouched = slices.DeleteFunc(m.vouched, gone)
 }
 
 // welcome tells a newcomer all that it needs to start.

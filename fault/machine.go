@@ -60,6 +60,7 @@ type Machine struct {
 	sentTo   Set         // who has it
 	again    Time        // when to send it again
 	asks     []vouching  // whom we asked about a silent member
+	vouched  []ID        // silent, and a process of their host says that they live
 	unlinked string      // why this rank asks to be dropped: it does not hear somebody whom others hear
 	linkAt   Time        // since when two live members are known not to reach each other; 0: none
 
