@@ -276,7 +276,7 @@ func (c *Checker) checkQuorum(prev, v *view) {
 			return // not told
 		}
 		x := &c.run.Procs[p]
-		if l := &c.lives[p]; l.left || l.ended != 0 && l.endedAt <= v.at || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, v) || c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
+		if l := &c.lives[p]; l.left || l.ended != 0 && l.endedAt <= v.at || x.Killed != 0 && x.Killed <= v.at && c.hasMate(x.Host, prev, v) || c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
 			behind.Add(s)
 		}
 	}
@@ -309,7 +309,13 @@ func (c *Checker) spoke(p int, from, to int64) bool {
 	return from <= to
 }
 
-func (c *Checker) hasMate(host int, v *view) bool {
+// hasMate says that somebody of a host can have voted for its dead: one that is in the view, or was and can have agreed.
+func (c *Checker) hasMate(host int, prev, v *view) bool {
+	for s := prev.set.Next(0); s >= 0; s = prev.set.Next(s + 1) {
+		if p := c.occupant(s, prev.epoch); p >= 0 && c.run.Procs[p].Host == host && c.run.Procs[p].Killed == 0 && c.spoke(p, max(prev.at, c.lives[p].fair), v.at) {
+			return true
+		}
+	}
 	for s := v.set.Next(0); s >= 0; s = v.set.Next(s + 1) {
 		if p := c.occupant(s, v.epoch); p >= 0 && c.run.Procs[p].Host == host {
 			return true

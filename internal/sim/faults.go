@@ -310,7 +310,7 @@ func (w *World) another() {
 	}
 	if p := w.victim(); p != nil && !w.taken(p) {
 		w.count(Join)
-		w.deed(p, history.Stop, time.Millisecond, true)
+		w.deed(p, history.Slow, time.Millisecond, true)
 		w.newProc(h, p.slot, true)
 	}
 }

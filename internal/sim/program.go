@@ -197,6 +197,7 @@ func (p *proc) live(found bool) {
 		}
 	}
 	if p.over = true; p.leaves() {
+		w.deed(p, history.Leave, 0, true)
 		p.ends(p.seat.World.Leave(ctx))
 	}
 }
@@ -206,7 +207,7 @@ func (p *proc) came(epoch uint64, boundary uint64) {
 	p.member = true
 	p.slot, p.inc = p.seat.World.Rank(), p.seat.World.Incarnation()
 	p.note(history.Event{Kind: history.Joined, Epoch: epoch, N: uint32(boundary), Inc: p.inc})
-	if boundary > 0 && p.w.now-p.w.since[epoch] > heartbeatLimit/2 {
+	if boundary > 0 && epoch < uint64(len(p.w.since)) && p.w.now-p.w.since[epoch] > heartbeatLimit/2 {
 		// It was let in and could not begin: it waited for one that has died, to learn of a group that both are in.
 		p.w.deeds = append(p.w.deeds, history.Deed{Time: int64(p.w.since[epoch]), What: history.Slow, Proc: p.pid, Fair: true})
 	}
