@@ -149,9 +149,13 @@ func (d *demoProc) signal(rank int, sig syscall.Signal) {
 // end waits for the demo's end. Nothing may be left of it then, but results if there are to be some.
 func (d *demoProc) end(code int, results bool) {
 	d.t.Helper()
+	patience := time.Minute
+	if raceEnabled {
+		patience = 5 * time.Minute
+	}
 	select {
 	case <-d.ended:
-	case <-time.After(60 * time.Second):
+	case <-time.After(patience):
 		d.t.Fatal("it does not end")
 	}
 	require.Equal(d.t, code, d.cmd.ProcessState.ExitCode())
