@@ -70,9 +70,12 @@ func (c *Checker) checkProcess(p int) {
 	}
 }
 
+// lastDeed is when the last fault was done. A leave is none: others may be done by then.
 func (c *Checker) lastDeed() (at int64) {
 	for i := range c.run.Deeds {
-		at = max(at, c.run.Deeds[i].Time)
+		if d := &c.run.Deeds[i]; d.What != Leave {
+			at = max(at, d.Time)
+		}
 	}
 	return at
 }
