@@ -9,30 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mono is a clock that all processes of the host share, in nanoseconds.
-func mono() int64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
-	return t.Nano()
-}
-
-// resident takes n bytes of memory, in pages of the smallest size, and touches them: the kernel has to give all of them
-// back before it says that the process is gone.
-func resident(n int64) error {
-	if n == 0 {
-		return nil
-	}
-	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return err
-	}
-	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE)
-	for i := 0; i < len(b); i += os.Getpagesize() {
-		b[i] = 1
-	}
-	return nil
-}
-
 // cpu is the processor time of a process: utime + stime of /proc/pid/stat, in clock ticks, and what its own clock says,
 // exactly.
 func cpu(pid int) (ticked, exact time.Duration, err error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/serry-project/serry/ep"
 	"github.com/serry-project/serry/internal/dtype"
 	"github.com/serry-project/serry/internal/faultpoint"
+	"github.com/serry-project/serry/internal/harness"
 	"github.com/serry-project/serry/pg"
 
 	"golang.org/x/sys/unix"
@@ -169,7 +170,7 @@ func (s *stepper) complete(res pg.Result) {
 	if res.Epoch == s.last {
 		return
 	}
-	now := mono()
+	now := harness.Mono()
 	s.last = res.Epoch
 	s.say("epoch %d %d %d %d %s", res.Epoch, res.Seq, s.step, now, list(res.Active.Slots()))
 }
@@ -180,7 +181,7 @@ func (s *stepper) news() {
 		select {
 		case e := <-s.w.Events():
 			if len(e.Lost) > 0 {
-				s.say("lost %d %d %s %s", e.Epoch, mono()-int64(time.Since(e.At)), list(e.Lost), e.Why)
+				s.say("lost %d %d %s %s", e.Epoch, harness.MonoOf(e.At), list(e.Lost), e.Why)
 			}
 			continue
 		default:
@@ -231,7 +232,7 @@ func (s *stepper) dig() error {
 }
 
 func (s *stepper) die() {
-	binary.LittleEndian.PutUint64(s.grave, uint64(mono()))
+	binary.LittleEndian.PutUint64(s.grave, uint64(harness.Mono()))
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
 }
@@ -263,7 +264,7 @@ func (s *stepper) obey() {
 			s.say("violation the order %q cannot be read: %v", line, err)
 			continue
 		}
-		if err := resident(s.Resident); err != nil {
+		if err := harness.Touch(s.Resident); err != nil {
 			s.say("violation no memory: %v", err)
 			continue
 		}

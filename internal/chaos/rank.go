@@ -289,7 +289,7 @@ func (r *rank) watch() {
 		if e.Over {
 			continue
 		}
-		at := monoOf(e.At)
+		at := harness.MonoOf(e.At)
 		r.rec.put(&history.Event{Time: at, Kind: history.View, Epoch: e.Epoch, Set: e.Active})
 		if len(e.Lost) > 0 {
 			l := &history.Event{Time: at, Kind: history.Lost, Epoch: e.Epoch, Why: e.Why}
@@ -413,17 +413,4 @@ func (r *rank) agreeToStop(step int) (bool, error) {
 		r.say("epoch %d %v", res.Epoch, res.Active.Slots())
 	}
 	return err == nil && x[0] == 1, r.note(o, res, err, []byte{byte(x[0])})
-}
-
-// monoOf is a time on the clock that all processes share. Who is taken off its core between the two readings tries again:
-// the event would be told too early.
-func monoOf(at time.Time) (mono int64) {
-	for range 100 {
-		before := harness.Mono()
-		mono = before - int64(time.Since(at))
-		if harness.Mono()-before < int64(50*time.Microsecond) {
-			break
-		}
-	}
-	return mono
 }

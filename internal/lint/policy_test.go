@@ -69,6 +69,7 @@ const policy = `
 	rendezvous < internal/launch;
 	pg, ep, transfer, store < bindings, internal/bench;
 	pg, ep, transfer, store, internal/launch < examples;
+	internal/harness < internal/bench;
 	pg, ep, internal/history, internal/harness < internal/chaos;
 	pg, internal/history < internal/sim;
 	bindings, internal/bench, internal/launch, internal/chaos, internal/sim < cmd;
