@@ -64,7 +64,7 @@ bench: ## everything that the project asks a time for: failover, join, ep, allre
 bench-go: ## Go benchmarks of collectives and expert parallelism, BENCHTIME each
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) $(BENCHPKG)
 
-demo: ## mixture of experts that survives a kill
+demo: ## mixture of experts that survives two kills
 	go run ./examples/moe/cmd/demo
 
 clean: ## remove what was built
