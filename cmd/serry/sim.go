@@ -39,6 +39,19 @@ The exit code is 1 if a promise was not kept.`,
 			if n < 1 || threads < 1 {
 				return &exitCode{exitUsage, fmt.Errorf("--schedules and --threads must be 1 or more")}
 			}
+			if threads > 1024 {
+				return &exitCode{exitUsage, fmt.Errorf("--threads %d: want at most 1024", threads)}
+			}
+			if o.Trace && jsonFile == "-" {
+				return &exitCode{exitUsage, fmt.Errorf("--trace and --json - both want stdout: give --json a file")}
+			}
+			if jsonFile != "" && jsonFile != "-" { // before the work, not after it
+				f, err := os.OpenFile(jsonFile, os.O_CREATE|os.O_WRONLY, 0o644)
+				if err != nil {
+					return fmt.Errorf("--json: %w", err)
+				}
+				_ = f.Close()
+			}
 			if o.Ranks == 1 || o.Ranks < 0 || o.Ranks > 64 || o.Hosts < 0 || o.Hosts > 16 {
 				return &exitCode{exitUsage, fmt.Errorf("--ranks is 2 to 64, --hosts 1 to 16 (0: drawn)")}
 			}
